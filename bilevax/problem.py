@@ -1,0 +1,232 @@
+"""What is to be solved: an upper objective over the solutions of many lower problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from bilevax import checks, trees
+from bilevax.rows import Batch, Rows, average
+
+PyTree = Any
+
+UNNAMED = "lower"
+
+
+class Level(eqx.Module):
+    """One lower level: a function per block, and the slots in which its variables live."""
+
+    function: Callable[..., Any] = eqx.field(static=True)
+    slots: Callable[[PyTree, PyTree], Array] | None = eqx.field(static=True, default=None)
+    count: int | None = eqx.field(static=True, default=None)
+
+    def __check_init__(self) -> None:
+        if not callable(self.function):
+            raise TypeError(f"a lower level needs a function, got {type(self.function).__name__}")
+        if (self.slots is None) != (self.count is None):
+            raise ValueError("slots and count go together: which slots a batch touches, and how many there are")
+        if self.count is not None:
+            checks.whole_number("count", self.count, 1)
+
+
+class Argmin(Level):
+    """A lower level y_i(x) = argmin_y g_i(x, y). Made by `bilevax.argmin`."""
+
+    def pairing(self, x: PyTree, y: PyTree, v: PyTree, block: PyTree, rows: PyTree, weight: Array | None) -> Array:
+        """−⟨v, ∇_y g⟩: the level's term of the scalar ℓ, a directional derivative of g."""
+        return -jax.jvp(lambda y: self.value(x, y, block, rows, weight), (y,), (v,))[1]
+
+    def value(self, x: PyTree, y: PyTree, block: PyTree, rows: PyTree, weight: Array | None) -> Array:
+        """g_i(x, y; ζ)."""
+        return average(lambda rows: self.function(x, y, block, rows), rows, weight)
+
+
+class Mean(Level):
+    """A lower level y_i(x) = E[c_i(x; ζ)]. Made by `bilevax.mean`."""
+
+    def pairing(self, x: PyTree, y: PyTree, v: PyTree, block: PyTree, rows: PyTree, weight: Array | None) -> Array:
+        """⟨v, c⟩: the level's term of the scalar ℓ."""
+        return trees.inner(v, self.value(x, block, rows, weight))
+
+    def value(self, x: PyTree, block: PyTree, rows: PyTree, weight: Array | None) -> PyTree:
+        """c_i(x; ζ)."""
+        return average(lambda rows: self.function(x, block, rows), rows, weight)
+
+
+def argmin(
+    function: Callable[[PyTree, PyTree, PyTree, PyTree], Array],
+    *,
+    slots: Callable[[PyTree, PyTree], Array] | None = None,
+    count: int | None = None,
+) -> Argmin:
+    r"""A lower level defined by a minimisation, :math:`y_i(x) = \arg\min_y g_i(x, y)`.
+
+    Args:
+      function: g(x, y, block, batch), a scalar: the mean over the rows of the batch.
+      slots: optional slots(block, batch), the integer slots that a block's batch touches; they must
+        be distinct within a step. Left out, block i has slot i.
+      count: the number of slots, given together with `slots`.
+
+    Returns:
+      The level, for `Problem(lower=…)`.
+    """
+    return Argmin(function, slots, count)
+
+
+def mean(
+    function: Callable[[PyTree, PyTree, PyTree], PyTree],
+    *,
+    slots: Callable[[PyTree, PyTree], Array] | None = None,
+    count: int | None = None,
+) -> Mean:
+    r"""A lower level that is a plain expectation, :math:`y_i(x) = \mathbb{E}[c_i(x; \zeta)]`.
+
+    The same as `argmin` of ½‖y − c_i(x)‖², with the identity for its Hessian: cheaper, and its
+    variable is tracked directly.
+
+    Args:
+      function: c(x, block, batch), any pytree: the mean over the rows of the batch.
+      slots: as in `argmin`; the value then has the touched slots as its leading axis.
+      count: the number of slots, given together with `slots`.
+
+    Returns:
+      The level, for `Problem(lower=…)`.
+    """
+    return Mean(function, slots, count)
+
+
+class Problem(eqx.Module):
+    r"""A multi-block bilevel problem.
+
+    .. math:: \min_x F(x) = \frac1m \sum_i f_i(x, y_i(x)), \quad y_i(x) = \arg\min_y g_i(x, y)
+
+    `upper` and `lower` are written for one block and one batch of rows; no vmap, gather or Hessian.
+
+    Args:
+      upper: f(x, y, block, batch), a scalar. With named lower levels, y is a dict.
+      lower: g(x, y, block, batch) for `argmin`, a level made by `argmin` or `mean`, or a dict of them.
+      blocks: per-block constants, a pytree with leading axis m; or m itself, and then `block` is the
+        block's index.
+      upper_data: `Shared`, `PerBlock` or another `Rows`; None if f needs no rows.
+      lower_data: the same for the lower level; or a dict by level, if they draw different rows.
+
+    Example:
+      >>> import bilevax as bx, jax.numpy as jnp
+      >>> problem = bx.Problem(
+      ...     upper=lambda x, y, block, batch: jnp.sum((y - block) ** 2),
+      ...     lower=lambda x, y, block, batch: jnp.sum((y - x) ** 2),
+      ...     blocks=jnp.ones((4, 2)),
+      ... )
+      >>> problem.count
+      4
+    """
+
+    upper: Callable[..., Array] = eqx.field(static=True)
+    levels: dict[str, Level]
+    blocks: PyTree
+    upper_data: Rows | None
+    lower_data: tuple[Rows | None, ...]
+    source_of: tuple[tuple[str, int], ...] = eqx.field(static=True)
+    count: int = eqx.field(static=True)
+    named: bool = eqx.field(static=True)
+
+    def __init__(
+        self,
+        upper: Callable[..., Array],
+        lower: Callable[..., Any] | Level | Mapping[str, Callable[..., Any] | Level],
+        blocks: PyTree,
+        upper_data: Rows | None = None,
+        lower_data: Rows | Mapping[str, Rows | None] | None = None,
+    ):
+        if not callable(upper):
+            raise TypeError(f"upper must be a function f(x, y, block, batch), got {type(upper).__name__}")
+        self.upper = upper
+        self.named = isinstance(lower, Mapping)
+        self.levels = {name: _as_level(name, one) for name, one in _by_name(lower).items()}
+        if not self.levels:
+            raise ValueError("lower must name at least one level, got an empty dict")
+        if isinstance(blocks, (int, np.integer)) and not isinstance(blocks, bool):
+            self.count = checks.whole_number("blocks", blocks, 1)
+            self.blocks = jnp.arange(self.count)
+        else:
+            self.count = checks.leading_axis("blocks", blocks)
+            self.blocks = jax.tree.map(jnp.asarray, blocks)
+        self.upper_data = _as_rows("upper_data", upper_data, self.count)
+        if isinstance(lower_data, Mapping):
+            if not self.named or set(lower_data) - set(self.levels):
+                raise ValueError(
+                    f"lower_data names the levels {sorted(lower_data)}, expected "
+                    f"{sorted(self.levels) if self.named else 'one data source, as lower is not a dict'}"
+                )
+            sources = {name: lower_data.get(name) for name in self.levels}
+        else:
+            sources = dict.fromkeys(self.levels, lower_data)
+        distinct = list({id(source): source for source in sources.values()}.values())
+        self.lower_data = tuple(_as_rows("lower_data", source, self.count) for source in distinct)
+        places = {id(source): place for place, source in enumerate(distinct)}
+        self.source_of = tuple((name, places[id(source)]) for name, source in sources.items())
+
+    def slots_of(self, name: str) -> int:
+        """How many slots a lower level has."""
+        return self.levels[name].count or self.count
+
+    def view(self, by_level: dict[str, PyTree]) -> PyTree:
+        """A per-level dict as the user sees it: plain when the lower level has no name."""
+        return by_level if self.named else by_level[UNNAMED]
+
+    def split(self, name: str, tree: PyTree) -> dict[str, PyTree]:
+        """The inverse of `view`, for an argument of that name."""
+        if not self.named:
+            return {UNNAMED: tree}
+        if not isinstance(tree, Mapping) or set(tree) != set(self.levels):
+            got = sorted(tree) if isinstance(tree, Mapping) else type(tree).__name__
+            raise ValueError(f"{name} must be a dict with the lower levels {sorted(self.levels)}, got {got}")
+        return {level: tree[level] for level in self.levels}
+
+    def upper_value(self, x: PyTree, y: dict[str, PyTree], block: PyTree, rows: PyTree, weight: Array | None) -> Array:
+        """f_i(x, y; ξ)."""
+        return average(lambda rows: self.upper(x, self.view(y), block, rows), rows, weight)
+
+    def draw_lower(self, key: Array, blocks: Array, size: int | None) -> dict[str, Batch]:
+        """One batch per level; levels with the same data source share it."""
+        batches = [
+            draw(source, jax.random.fold_in(key, place), blocks, size)
+            for place, source in enumerate(self.lower_data)
+        ]
+        return {name: batches[place] for name, place in self.source_of}
+
+
+def draw(source: Rows | None, key: Array, blocks: Array, size: int | None) -> Batch:
+    """The rows of a source for the sampled blocks; no source gives an empty batch (None)."""
+    return Batch(None, shared=True) if source is None else source.draw(key, blocks, size)
+
+
+def _by_name(lower: Any) -> Mapping[str, Any]:
+    return lower if isinstance(lower, Mapping) else {UNNAMED: lower}
+
+
+def _as_level(name: str, lower: Any) -> Level:
+    if not isinstance(name, str):
+        raise TypeError(f"the names of lower levels must be strings, got {name!r}")
+    if isinstance(lower, Level):
+        return lower
+    if callable(lower):
+        return Argmin(lower)
+    raise TypeError(
+        f"lower level {name!r} must be a function, bilevax.argmin(…) or bilevax.mean(…), got {type(lower).__name__}"
+    )
+
+
+def _as_rows(name: str, source: Any, blocks: int) -> Rows | None:
+    if source is None:
+        return None
+    if not isinstance(source, Rows):
+        raise TypeError(f"{name} must be bilevax.Shared(…), bilevax.PerBlock(…) or None, got {type(source).__name__}")
+    source.check(name, blocks)
+    return source

@@ -1,0 +1,107 @@
+"""What a person sees of a run: a bar on a terminal, plain lines elsewhere, or nothing."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+Choice = Literal["auto", "bar", "lines"]
+
+
+class Progress(Protocol):
+    """Something that is told how far a run has come; use it in a `with` statement."""
+
+    def __enter__(self) -> Progress: ...
+    def __exit__(self, *error: Any) -> None: ...
+    def update(self, step: int, speed: float, metrics: Mapping[str, float]) -> None:
+        """Called between compiled chunks, with the steps done, steps per second and the last metrics."""
+
+
+class Silent:
+    """No output."""
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+    def update(self, step: int, speed: float, metrics: Mapping[str, float]) -> None:
+        pass
+
+
+class Lines:
+    """One plain line at most every few seconds, and one at the end."""
+
+    def __init__(self, total: int, every_seconds: float = 5.0):
+        self.total, self.every_seconds = total, every_seconds
+        self.printed = 0.0
+
+    def __enter__(self) -> Lines:
+        self.printed = time.monotonic()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+    def update(self, step: int, speed: float, metrics: Mapping[str, float]) -> None:
+        now = time.monotonic()
+        if step < self.total and now - self.printed < self.every_seconds:
+            return
+        self.printed = now
+        text = f"step {step}/{self.total}  {speed:,.0f} steps/s  {describe(metrics)}"
+        print(text.rstrip(), file=sys.stderr, flush=True)
+
+
+class Bar:
+    """A rich progress bar with speed, time left and the last metrics."""
+
+    def __init__(self, total: int):
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        self.bar = RichProgress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[speed]}"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[metrics]}"),
+        )
+        self.task = self.bar.add_task("steps", total=total, speed="compiling", metrics="")
+
+    def __enter__(self) -> Bar:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.bar.stop()
+
+    def update(self, step: int, speed: float, metrics: Mapping[str, float]) -> None:
+        self.bar.update(self.task, completed=step, speed=f"{speed:,.0f} steps/s", metrics=describe(metrics))
+
+
+def describe(metrics: Mapping[str, float]) -> str:
+    """Metrics as one short line."""
+    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+def make_progress(choice: Choice | Progress | None, total: int) -> Progress:
+    """The progress display of a run of `total` steps."""
+    if choice is None:
+        return Silent()
+    if choice == "auto":
+        choice = "bar" if sys.stderr.isatty() or sys.stdout.isatty() else "lines"
+        if choice == "bar":
+            try:
+                return Bar(total)
+            except ImportError:
+                return Lines(total)
+    if choice == "bar":
+        return Bar(total)
+    if choice == "lines":
+        return Lines(total)
+    if hasattr(choice, "update"):
+        return choice
+    raise ValueError(f"progress must be 'auto', 'bar', 'lines', None or a Progress, got {choice!r}")

@@ -1,0 +1,154 @@
+"""Where the rows of a block come from: data shared by all blocks, or each block's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from bilevax.checks import leading_axis
+
+PyTree = Any
+
+
+class Batch(eqx.Module):
+    """The rows drawn for the sampled blocks.
+
+    Attributes:
+      rows: pytree; leaves have leading axes (blocks, batch), or (batch,) when `shared`.
+      weight: None when every row counts the same; else (blocks, batch) weights that sum to one per
+        block: the padded rows of ragged blocks have weight zero.
+      shared: True when all blocks see the very same rows, which are then not stacked.
+    """
+
+    rows: PyTree
+    weight: Array | None = None
+    shared: bool = eqx.field(static=True, default=False)
+
+    @property
+    def axis(self) -> int | None:
+        """The axis of the blocks, for `jax.vmap`."""
+        return None if self.shared else 0
+
+
+class Rows(eqx.Module):
+    """What a data source must offer: rows for the sampled blocks, drawn on the device."""
+
+    def draw(self, key: Array, blocks: Array, size: int | None) -> Batch:
+        """Draws `size` rows for each block index in `blocks`; None takes every row of the block."""
+        raise NotImplementedError
+
+    def check(self, name: str, blocks: int) -> None:
+        """Raises if the source does not fit a problem of that many blocks."""
+
+
+class Shared(Rows):
+    """Rows that all blocks draw from, uniformly and with replacement.
+
+    Args:
+      rows: pytree of arrays with the same leading axis, one entry per row.
+
+    Example:
+      >>> import bilevax as bx, jax.numpy as jnp
+      >>> bx.Shared({"row": jnp.ones((5, 3)), "label": jnp.ones(5)}).count
+      5
+    """
+
+    rows: PyTree
+    count: int = eqx.field(static=True)
+
+    def __init__(self, rows: PyTree):
+        self.count = leading_axis("Shared rows", rows)
+        self.rows = jax.tree.map(jnp.asarray, rows)
+
+    def draw(self, key: Array, blocks: Array, size: int | None) -> Batch:
+        if size is None:
+            return Batch(self.rows, shared=True)
+        bits = jax.random.bits(key, (blocks.shape[0], size), jnp.uint32)
+        # The bias of the remainder is count / 2**32: below sampling noise for any data that fit.
+        index = (bits % jnp.uint32(self.count)).astype(jnp.int32)
+        return Batch(_take(self.rows, index))
+
+
+class PerBlock(Rows):
+    """Rows of which each block has its own, stored one block after the other.
+
+    Block i owns rows offsets[i] to offsets[i + 1]; blocks may differ in length. A batch is drawn from
+    the block's own rows, uniformly and with replacement.
+
+    Args:
+      rows: pytree of arrays with the same leading axis, one entry per row of any block.
+      offsets: m + 1 ascending integers from 0 to the number of rows; every block has at least one row.
+
+    Example:
+      >>> import bilevax as bx, jax.numpy as jnp
+      >>> bx.PerBlock(jnp.arange(5.0), offsets=[0, 2, 5]).longest
+      3
+    """
+
+    rows: PyTree
+    offsets: Array
+    count: int = eqx.field(static=True)
+    longest: int = eqx.field(static=True)
+
+    def __init__(self, rows: PyTree, offsets: Any):
+        self.count = leading_axis("PerBlock rows", rows)
+        bounds = np.asarray(offsets)
+        if bounds.ndim != 1 or bounds.size < 2 or not np.issubdtype(bounds.dtype, np.integer):
+            raise ValueError(
+                "PerBlock offsets must be a vector of at least two integers, got "
+                f"shape {bounds.shape} of dtype {bounds.dtype}"
+            )
+        lengths = np.diff(bounds)
+        if (lengths < 1).any():
+            i = int(np.argmax(lengths < 1))
+            raise ValueError(
+                "PerBlock offsets must ascend (each block owns at least one row), got "
+                f"offsets[{i}] = {bounds[i]}, offsets[{i + 1}] = {bounds[i + 1]}"
+            )
+        if bounds[0] != 0 or bounds[-1] != self.count:
+            raise ValueError(
+                f"PerBlock offsets must run from 0 to the number of rows {self.count}, "
+                f"got {bounds[0]} to {bounds[-1]}"
+            )
+        self.longest = int(lengths.max())
+        self.offsets = jnp.asarray(bounds, jnp.int32)
+        self.rows = jax.tree.map(jnp.asarray, rows)
+
+    def check(self, name: str, blocks: int) -> None:
+        owners = self.offsets.shape[0] - 1
+        if owners != blocks:
+            raise ValueError(f"{name} has offsets for {owners} blocks, expected {blocks}")
+
+    def draw(self, key: Array, blocks: Array, size: int | None) -> Batch:
+        start = self.offsets[blocks][:, None]
+        length = self.offsets[blocks + 1][:, None] - start
+        if size is not None:
+            bits = jax.random.bits(key, (blocks.shape[0], size), jnp.uint32)
+            index = start + (bits % length.astype(jnp.uint32)).astype(jnp.int32)
+            return Batch(_take(self.rows, index))
+        place = jnp.arange(self.longest)[None, :]
+        rows = _take(self.rows, start + jnp.minimum(place, length - 1))
+        if self.longest * (self.offsets.shape[0] - 1) == self.count:  # blocks of one length
+            return Batch(rows)
+        return Batch(rows, weight=(place < length) / length.astype(float))
+
+
+def average(function: Any, rows: PyTree, weight: Array | None) -> PyTree:
+    """A block's mean over its batch.
+
+    The user's function is itself a mean over the rows it is given. Weighted rows are therefore given
+    one by one, as batches of one, and their values averaged with the weights.
+    """
+    if weight is None:
+        return function(rows)
+    values = jax.vmap(lambda row: function(jax.tree.map(lambda a: a[None], row)))(rows)
+    return jax.tree.map(lambda v: jnp.tensordot(weight.astype(v.dtype), v, axes=1), values)
+
+
+def _take(rows: PyTree, index: Array) -> PyTree:
+    return jax.tree.map(lambda a: a.at[index].get(mode="promise_in_bounds"), rows)

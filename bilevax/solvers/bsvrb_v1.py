@@ -1,0 +1,61 @@
+"""BSVRB v1: for lower problems of low dimension, with a tracked Hessian per block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jax import Array
+
+from bilevax.curvature import TrackedHessian
+from bilevax.solvers.recipe import Coefficient, Recipe, UpperStep
+
+
+class BSVRBv1(Recipe):
+    r"""Blockwise stochastic variance-reduced bilevel method, version 1.
+
+    For sampled blocks, with :math:`g^t = g_i(x_t, y_{i,t}; \tilde B_i^t)` and
+    :math:`g^{t-1} = g_i(x_{t-1}, y_{i,t-1}; \tilde B_i^t)`,
+
+    .. math::
+        s_i &\leftarrow (1-\alpha) s_i + \alpha \nabla_y g^t + \gamma (\nabla_y g^t - \nabla_y g^{t-1}) \\
+        H_i &\leftarrow S_\lambda[(1-\bar\alpha) H_i + \bar\alpha \nabla_{yy}^2 g^t
+            + \bar\gamma (\nabla_{yy}^2 g^t - \nabla_{yy}^2 g^{t-1})] \\
+        z &\leftarrow (1-\beta)(z - \tilde G) + G, \qquad
+        G = \tfrac1I \sum_i \nabla_x f_i - \nabla_{xy}^2 g_i\, H_i^{-1} \nabla_y f_i
+
+    with the H from before the refresh; then all blocks move, :math:`y_i \leftarrow y_i - \tau s_i`
+    (lazily: a block catches up when it is next sampled), and :math:`x \leftarrow x - \eta z`.
+
+    Args:
+      upper_step: η: a float, a schedule of the step number, or an optax transformation of z.
+      lower_step: τ; left out, 2/(3 L_g) · I/m with an estimate of L_g.
+      alpha: α in (0, 1].
+      alpha_bar: ᾱ; left out, α.
+      beta: β in (0, 1].
+      gamma: γ; left out, (m−I)/(I(1−α)) + (1−α).
+      gamma_bar: γ̄; left out, γ if that is given, else the same formula with ᾱ.
+      floor: λ, the least eigenvalue of H; left out, 10⁻³ of the estimated L_g.
+
+    All but `upper_step` and `beta` may be dicts by lower level.
+
+    Example:
+      >>> import bilevax as bx
+      >>> solver = bx.BSVRBv1(upper_step=0.1, alpha=0.5)
+
+    Reference:
+      Hu et al., *Blockwise Stochastic Variance-Reduced Methods with Parallel Speedup for Multi-Block
+      Bilevel Optimization*, ICML 2023, Algorithm 1.
+    """
+
+    upper_step: UpperStep
+    lower_step: Coefficient | None = None
+    alpha: Coefficient = 0.1
+    alpha_bar: Coefficient | None = None
+    beta: float | Callable[[Array], Array] = 0.1
+    gamma: Coefficient | None = None
+    gamma_bar: Coefficient | None = None
+    floor: Coefficient | None = None
+
+    corrected = True
+    lazy = True
+    curvature = TrackedHessian()

@@ -1,0 +1,56 @@
+"""K-SONG: moving averages with a tracked Hessian per block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jax import Array
+
+from bilevax.curvature import TrackedHessian
+from bilevax.solvers.recipe import Coefficient, Recipe, UpperStep
+
+
+class KSONG(Recipe):
+    r"""K-SONG, for any lower problem of low dimension.
+
+    Moving averages in place of variance reduction; only the sampled blocks move:
+
+    .. math::
+        s_i &\leftarrow (1-\alpha) s_i + \alpha \nabla_y g_i, \qquad
+        H_i \leftarrow S_\lambda[(1-\bar\alpha) H_i + \bar\alpha \nabla_{yy}^2 g_i], \qquad
+        y_i \leftarrow y_i - \tau s_i \\
+        z &\leftarrow (1-\beta) z + \beta G, \qquad
+        G = \tfrac1I \sum_i \nabla_x f_i - \nabla_{xy}^2 g_i\, H_i^{-1} \nabla_y f_i
+
+    with the H and y from before the refresh. With ``alpha=1`` the lower step is plain SGD, as in the
+    original method for thresholds.
+
+    Args:
+      upper_step: η: a float, a schedule of the step number, or an optax transformation of z.
+      lower_step: τ; left out, 2/(3 L_g) with an estimate of L_g.
+      alpha: α in (0, 1].
+      alpha_bar: ᾱ; left out, α.
+      beta: β in (0, 1].
+      floor: λ, the least eigenvalue of H; left out, 10⁻³ of the estimated L_g.
+
+    All but `upper_step` and `beta` may be dicts by lower level.
+
+    Example:
+      >>> import bilevax as bx
+      >>> solver = bx.KSONG(upper_step=0.1)
+
+    Reference:
+      Qiu et al., *Large-scale Stochastic Optimization of NDCG Surrogates for Deep Learning with
+      Provable Convergence*, ICML 2022, Algorithm 2.
+    """
+
+    upper_step: UpperStep
+    lower_step: Coefficient | None = None
+    alpha: Coefficient = 0.1
+    alpha_bar: Coefficient | None = None
+    beta: float | Callable[[Array], Array] = 0.1
+    floor: Coefficient | None = None
+
+    corrected = False
+    lazy = False
+    curvature = TrackedHessian()

@@ -1,0 +1,260 @@
+"""The one step, of which every method but RSVRB is a recipe.
+
+sample → gather and catch up → ℓ-gradients at t and t−1 → track → scatter → move x
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from bilevax import checks
+from bilevax.curvature import Clocks, Identity, Rates, TrackedHessian, TrackedSolve, Tracker, Visit
+from bilevax.estimators import moving_average, msvr_gamma, storm
+from bilevax.lagrangian import Gradients, Point, gradients, upper_gradients
+from bilevax.memory import Moving, gather, scatter
+from bilevax.problem import Mean, Problem
+from bilevax.sampling import Sample
+from bilevax.solvers.start import start_state
+from bilevax.solvers.state import Info, State
+from bilevax.trees import PyTree, combine, norm
+
+Coefficient = float | Callable[[Array], Array] | Mapping[str, Any]
+FLOOR = 1e-3  # the least eigenvalue of a tracked Hessian, as a share of L_g, when it is left out
+
+UpperStep = float | Callable[[Array], Array] | optax.GradientTransformation
+
+
+class Recipe(eqx.Module):
+    """A method as three choices; see the methods' own files.
+
+    Class attributes:
+      corrected: True tracks with MSVR and STORM, looking at t and t−1; False with moving averages.
+      lazy: True moves all slots, lazily; False only those that are visited.
+      curvature: the tracker of argmin levels; None if the method takes mean levels only.
+    """
+
+    corrected: ClassVar[bool]
+    lazy: ClassVar[bool]
+    curvature: ClassVar[Tracker | None]
+
+    upper_step: eqx.AbstractVar[UpperStep]
+    alpha: eqx.AbstractVar[Coefficient]
+    beta: eqx.AbstractVar[float | Callable[[Array], Array]]
+
+    def __check_init__(self) -> None:
+        checks.upper_step(self.upper_step)
+        for name in ("alpha", "alpha_bar", "beta"):
+            checks.coefficient(name, self.option(name), high=1.0)
+        for name in ("lower_step", "inverse_step", "gamma", "gamma_bar"):
+            checks.coefficient(name, self.option(name), zero=True)
+        for name in ("radius", "floor"):
+            checks.coefficient(name, self.option(name))
+
+    def option(self, name: str) -> Any:
+        """A field that not every recipe has."""
+        return getattr(self, name, None)
+
+    def init(
+        self,
+        problem: Problem,
+        x0: PyTree,
+        y0: PyTree = None,
+        *,
+        key: Array,
+        blocks_per_step: int | None = None,
+        batch_size: int | None = None,
+        shuffle: bool = True,
+        initial_batch_size: int | Literal["all"] | None = None,
+    ) -> State:
+        """The state before the first step.
+
+        Args:
+          problem: the problem.
+          x0: where x starts.
+          y0: where the lower variables start, with the slots as leading axis; a dict if the levels
+            have names. A mean level may be left None: it then starts from its first batch.
+          key: the random key of the whole run.
+          blocks_per_step: I, the blocks a step visits; None visits all of them.
+          batch_size: B, the rows per visited block; None takes all of them.
+          shuffle: blocks in shuffled epochs if True, else drawn anew in each step.
+          initial_batch_size: the rows per block that the first estimators come from; None takes
+            `batch_size`, "all" takes all rows, 0 starts the estimators from zero.
+
+        Returns:
+          The state, to be given to `step`.
+        """
+        return start_state(
+            self, problem, x0, y0, key, blocks_per_step, batch_size, shuffle, initial_batch_size
+        )
+
+    def step(self, problem: Problem, state: State, stage: Array | int = 0) -> tuple[State, Info]:
+        """Takes one step.
+
+        Args:
+          problem: the problem.
+          state: what `init` or the step before returned.
+          stage: the number of restarts so far (see `Restart`).
+
+        Returns:
+          The new state, and what the step saw.
+        """
+        sample = state.sampler.draw(problem, state.step)
+        visits = self.visits(problem, state, sample, stage)
+        points, v, seen = self.look(problem, state, sample, visits)
+        levels, clocks, repaired = {}, {}, []
+        for name, tracker in self.trackers(problem).items():
+            visit = visits[name]
+            directions = [one[name] for one in v]
+            rows, count = tracker.refresh(visit, problem, points, seen, directions, sample)
+            levels[name] = scatter(state.levels[name], sample.slots[name], rows)
+            clocks[name] = _tick(visit)
+            repaired.append(count)
+            visits[name] = eqx.tree_at(lambda visit: visit.rows, visit, rows)
+        beta = evaluate(self.beta, state.step) * 0.5**stage
+        if self.corrected:
+            z = storm(state.z, seen[0].x, seen[1].x, beta)
+        else:
+            z = moving_average(state.z, seen[0].x, beta)
+        x, optimizer = upper_move(self.upper_step, state, z, stage)
+        x_before = state.x if self.corrected else None
+        after = State(
+            state.step + 1, x, x_before, z, optimizer, levels, clocks, state.smoothness, state.sampler, state.named
+        )
+        return after, _info(seen[0].objective, z, visits, sum(repaired))
+
+    def trackers(self, problem: Problem) -> dict[str, Tracker]:
+        """Which tracker follows which lower level."""
+        out: dict[str, Tracker] = {}
+        for name, level in problem.levels.items():
+            tracker = Identity() if isinstance(level, Mean) else self.curvature
+            if tracker is None:
+                raise ValueError(
+                    f"{type(self).__name__} takes mean lower levels only, got the argmin level {name!r}: "
+                    "use BSVRBv1 or BSVRBv2"
+                )
+            out[name] = tracker
+        return out
+
+    def visits(self, problem: Problem, state: State, sample: Sample, stage: Array | int) -> dict[str, Visit]:
+        """The touched slots of every level, gathered."""
+        return {
+            name: Visit(
+                gather(state.levels[name], sample.slots[name]),
+                state.clocks[name],
+                self.rates(problem, state, name, sample.slots[name].size, stage),
+                state.step,
+                name,
+                self.corrected,
+                self.lazy,
+                sample.slots[name].ndim,
+            )
+            for name in problem.levels
+        }
+
+    def look(
+        self, problem: Problem, state: State, sample: Sample, visits: dict[str, Visit]
+    ) -> tuple[list[Point], list[dict[str, PyTree]], list[Gradients]]:
+        """The points [now] or [now, before], the v there, and the gradients of ℓ there."""
+        trackers = self.trackers(problem)
+        recalled = {name: tracker.recall(visits[name]) for name, tracker in trackers.items()}
+        xs = [state.x, state.x_before] if self.corrected else [state.x]
+        points = [Point(x, {n: ys[place] for n, ys in recalled.items()}) for place, x in enumerate(xs)]
+        by_y: list[dict[str, PyTree]] = [{} for _ in points]
+        if any(tracker.needs_upper_gradient for tracker in trackers.values()):
+            by_y = _at_points(lambda point: upper_gradients(problem, point, sample), points)
+        found = {n: t.directions(visits[n], [one.get(n) for one in by_y]) for n, t in trackers.items()}
+        v = [{n: vs[place] for n, vs in found.items()} for place in range(len(points))]
+        seen = _at_points(lambda pair: gradients(problem, *pair, sample), list(zip(points, v, strict=True)))
+        return points, v, seen
+
+    def rates(self, problem: Problem, state: State, name: str, touched: int, stage: Array | int) -> Rates:
+        """The coefficients of a level at the present step: a restart halves α and shrinks steps by √2."""
+
+        def at(option: str) -> Array | None:
+            return evaluate(self.option(option), state.step, name)
+
+        chance = state.sampler.chance(problem, name, touched)
+        halved, shrunk = 0.5**stage, 0.5 ** (stage / 2)
+        alpha = at("alpha") * halved
+        alpha_bar = alpha if at("alpha_bar") is None else at("alpha_bar") * halved
+        gamma, gamma_bar = at("gamma"), at("gamma_bar")
+        if self.corrected:
+            gamma_bar = first(gamma_bar, gamma, msvr_gamma(alpha_bar, chance))
+            gamma = first(gamma, msvr_gamma(alpha, chance))
+        lower_step, inverse_step, floor = at("lower_step"), at("inverse_step"), at("floor")
+        if name in state.smoothness:
+            smoothness = state.smoothness[name]
+            safe = 2 / (3 * smoothness) * (chance if self.lazy else 1.0)
+            lower_step, inverse_step = first(lower_step, safe), first(inverse_step, safe)
+            floor = first(floor, FLOOR * smoothness)
+        if not isinstance(problem.levels[name], Mean):
+            lower_step, inverse_step = lower_step * shrunk, first(inverse_step, lower_step) * shrunk
+        return Rates(alpha, gamma, alpha_bar, gamma_bar, lower_step, inverse_step, at("radius"), floor)
+
+    def needs_smoothness(self, name: str) -> bool:
+        """Whether a step or a floor of an argmin level was left out, and must come from L_g."""
+        used = ["lower_step"]
+        used += ["inverse_step"] if isinstance(self.curvature, TrackedSolve) else []
+        used += ["floor"] if isinstance(self.curvature, TrackedHessian) else []
+        return any(evaluate(self.option(option), jnp.zeros((), jnp.int32), name) is None for option in used)
+
+
+def upper_move(upper_step: UpperStep, state: State, z: PyTree, stage: Array | int) -> tuple[PyTree, PyTree]:
+    """x one step along z, by a plain step, a schedule or an optax transformation."""
+    shrunk = 0.5 ** (stage / 2)
+    if isinstance(upper_step, optax.GradientTransformation):
+        updates, optimizer = upper_step.update(z, state.optimizer, state.x)
+        return combine((1, state.x), (shrunk, updates)), optimizer
+    step = evaluate(upper_step, state.step)
+    return combine((1, state.x), (-step * shrunk, z)), state.optimizer
+
+
+def evaluate(value: Any, step: Array, level: str | None = None) -> Any:
+    """A coefficient at a step, for a level: numbers, schedules, and dicts of them by level."""
+    if isinstance(value, Mapping):
+        value = value.get(level)
+    return value(step) if callable(value) else value
+
+
+def first(*values: Any) -> Any:
+    """The first that is not None."""
+    return next((value for value in values if value is not None), None)
+
+
+def _at_points(function: Callable[[Any], Any], points: list[Any]) -> list[Any]:
+    """function at every point, as one batched program: the rows are read once for both points."""
+    if len(points) == 1:
+        return [function(points[0])]
+    stacked = jax.vmap(function)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *points))
+    return [jax.tree.map(lambda leaf, place=place: leaf[place], stacked) for place in range(len(points))]
+
+
+def _tick(visit: Visit) -> Clocks:
+    rates, clocks = visit.rates, visit.clocks
+    return Clocks(
+        clocks.y if rates.lower_step is None else clocks.y.advance(rates.lower_step),
+        clocks.v if rates.inverse_step is None else clocks.v.advance(rates.inverse_step),
+    )
+
+
+def _info(objective: Array, z: PyTree, visits: dict[str, Visit], decomposed: Any) -> Info:
+    rows = [visit.rows for visit in visits.values()]
+    return Info(
+        objective,
+        norm(z),
+        _root_mean_square([row.y.slope for row in rows if isinstance(row.y, Moving)]),
+        _root_mean_square([row.v.slope for row in rows if row.v is not None]),
+        decomposed,
+    )
+
+
+def _root_mean_square(slopes: list[PyTree]) -> Array:
+    slots = sum(jax.tree.leaves(slope)[0].shape[0] for slope in slopes)
+    return norm(slopes) / max(slots, 1) ** 0.5

@@ -1,0 +1,310 @@
+"""RSVRB: randomized-coordinate STORM of every piece of the hyper-gradient."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+from jax.flatten_util import ravel_pytree
+
+from bilevax import checks
+from bilevax.curvature import Clocks, flatten_slots, raise_eigenvalues, solve, unflatten_slots
+from bilevax.lagrangian import over_blocks
+from bilevax.memory import Clock, Moving, Reading, gather, project_ball, scatter
+from bilevax.problem import Argmin, Problem
+from bilevax.sampling import SECOND_BLOCKS, START, Sample
+from bilevax.smoothness import estimate_smoothness
+from bilevax.solvers.recipe import FLOOR, UpperStep, evaluate, first, upper_move
+from bilevax.solvers.start import checked_start, first_rows, make_sampler
+from bilevax.solvers.state import Info, State
+from bilevax.trees import PyTree, norm, result_dtype, spread, zeros_like
+
+
+class Pieces(eqx.Module):
+    """What is tracked of every block: ∇_x f, ∇_y f, ∇²_yy g and ∇²_xy g over flattened x and y."""
+
+    by_x: Array
+    by_y: Array
+    hessian: Array
+    jacobian: Array
+
+
+class Tracked(eqx.Module):
+    """The memory of RSVRB's lower level.
+
+    Attributes:
+      y: every block's variable, now, and the tracked ∇_y g that it descends along.
+      y_before: every block's variable one step earlier.
+      pieces: the tracked pieces, as of each block's last visit.
+      stamp: the clock of Σ log(1−β) at that visit: what scales the pieces since.
+    """
+
+    y: Moving
+    y_before: PyTree
+    pieces: Pieces
+    stamp: Reading
+
+
+class RSVRB(eqx.Module):
+    r"""Randomized stochastic variance-reduced bilevel method.
+
+    Every piece :math:`p \in \{\nabla_x f, \nabla_y f, \nabla_y g, \nabla_{yy}^2 g, \nabla_{xy}^2 g\}` of every
+    block is tracked by STORM on the randomized coordinate estimator, which is m/I times the sample on
+    sampled blocks and zero elsewhere:
+
+    .. math::
+        p_i \leftarrow \begin{cases}
+            (1-\beta)(p_i - \tfrac mI p_i(x_{t-1}, y_{i,t-1})) + \tfrac mI p_i(x_t, y_{i,t}) & i \in I_t \\
+            (1-\beta) p_i & \text{otherwise} \end{cases}
+
+    Then, on a second independent sample of blocks :math:`J_t`,
+
+    .. math::
+        z \leftarrow (1-\beta)(z - \tilde G) + G, \qquad
+        G = \tfrac1I \sum_{j \in J_t} \nabla_x f_j - \nabla_{xy}^2 g_j S_\lambda[\nabla_{yy}^2 g_j]^{-1} \nabla_y f_j
+
+    from the tracked pieces after the refresh (:math:`\tilde G`: before it); all blocks move,
+    :math:`y_i \leftarrow \Pi_Y[y_i - \tau s_i]`, and :math:`x \leftarrow x - \eta z`.
+
+    The scaling of the unsampled pieces is done when a block is next touched. The variables y, which are
+    small beside the Jacobians, move in every step, so that their projection is exact. Memory is
+    O(m · d_y · d_x).
+
+    Args:
+      upper_step: η: a float, a schedule of the step number, or an optax transformation of z.
+      lower_step: τ; left out, 2/(3 L_g) · I/m with an estimate of L_g.
+      beta: β in (0, 1]; left out, I/(10 m): the scaling (1−β) of a block between two visits must stay
+        near one.
+      radius: the radius of the ball that y is projected onto; left out, y is not projected.
+      floor: λ, the least eigenvalue of the tracked Hessians; left out, 10⁻³ of the estimated L_g.
+
+    Example:
+      >>> import bilevax as bx
+      >>> solver = bx.RSVRB(upper_step=0.1)
+
+    Reference:
+      Guo et al., *Randomized Stochastic Variance-Reduced Methods for Multi-Task Stochastic Bilevel
+      Optimization*, 2021.
+    """
+
+    upper_step: UpperStep
+    lower_step: float | Callable[[Array], Array] | None = None
+    beta: float | Callable[[Array], Array] | None = None
+    radius: float | Callable[[Array], Array] | None = None
+    floor: float | Callable[[Array], Array] | None = None
+
+    def __check_init__(self) -> None:
+        checks.upper_step(self.upper_step)
+        checks.coefficient("lower_step", self.lower_step, zero=True)
+        checks.coefficient("beta", self.beta, high=1.0)
+        checks.coefficient("radius", self.radius)
+        checks.coefficient("floor", self.floor)
+
+    def init(
+        self,
+        problem: Problem,
+        x0: PyTree,
+        y0: PyTree = None,
+        *,
+        key: Array,
+        blocks_per_step: int | None = None,
+        batch_size: int | None = None,
+        shuffle: bool = True,
+        initial_batch_size: int | Literal["all"] | None = None,
+    ) -> State:
+        """The state before the first step; the arguments are those of `BSVRBv2.init`.
+
+        Raises:
+          MemoryError: if the tracked Jacobians would not fit.
+        """
+        name = _only_level(problem)
+        sampler = make_sampler(problem, key, blocks_per_step, batch_size, shuffle)
+        rows = first_rows(initial_batch_size, batch_size)
+        x, levels, _ = checked_start(problem, x0, y0, sampler)
+        y = levels[name]
+        dtype = jnp.result_type(result_dtype(x), result_dtype(y))
+        d_x, d_y = _size(x), _size(jax.tree.map(lambda a: a[0], y))
+        _check_memory(problem.count, d_x, d_y, dtype)
+        smoothness = {}
+        if self.lower_step is None or self.floor is None or rows == 0:
+            smoothness = estimate_smoothness(problem, x, levels, sampler)
+        m, slope = problem.count, zeros_like(y)
+        pieces = Pieces(
+            jnp.zeros((m, d_x), dtype),
+            jnp.zeros((m, d_y), dtype),
+            jnp.broadcast_to(smoothness.get(name, 1.0) * jnp.eye(d_y, dtype=dtype), (m, d_y, d_y)).astype(dtype),
+            jnp.zeros((m, d_y, d_x), dtype),
+        )
+        z = zeros_like(x)
+        if rows != 0:
+            floor = first(evaluate(self.floor, jnp.zeros((), jnp.int32)), FLOOR * smoothness.get(name, 1.0))
+
+            def look(block: Array, carry: tuple[Pieces, PyTree, PyTree]) -> tuple[Pieces, PyTree, PyTree]:
+                pieces, slope, z = carry
+                ids = block[None]
+                sample = sampler.visit(problem, ids, sampler.stream(START, block), rows)
+                fresh, s = _pieces(problem, name, x, gather(y, ids), sample)
+                raised = raise_eigenvalues(fresh.hessian, floor)[0]
+                fresh = eqx.tree_at(lambda p: p.hessian, fresh, raised)
+                term = _unravel_like(x, _term(fresh) / m)
+                return scatter(pieces, ids, fresh), scatter(slope, ids, s), jax.tree.map(jnp.add, z, term)
+
+            pieces, slope, z = jax.lax.fori_loop(0, m, look, (pieces, slope, z))
+        stamp = Reading(jnp.zeros((m,), dtype), jnp.zeros((m,), dtype))
+        memory = Tracked(Moving(y, slope, None), y, pieces, stamp)
+        clocks = {name: Clocks(Clock.start(dtype), Clock.start(dtype))}
+        optimizer = self.upper_step.init(x) if isinstance(self.upper_step, optax.GradientTransformation) else None
+        step = jnp.zeros((), jnp.int32)
+        return State(step, x, x, z, optimizer, {name: memory}, clocks, smoothness, sampler, problem.named)
+
+    def step(self, problem: Problem, state: State, stage: Array | int = 0) -> tuple[State, Info]:
+        """Takes one step; see `BSVRBv2.step`."""
+        name = _only_level(problem)
+        memory: Tracked = state.levels[name]
+        chance = state.sampler.per_step / problem.count
+        beta = first(evaluate(self.beta, state.step), 0.1 * chance) * 0.5**stage
+        safe = 2 / (3 * state.smoothness[name]) * chance if name in state.smoothness else None
+        tau = first(evaluate(self.lower_step, state.step), safe) * 0.5 ** (stage / 2)
+        floor = first(evaluate(self.floor, state.step), FLOOR * state.smoothness.get(name, 1.0))
+        clock = state.clocks[name].y
+        # log(1−β), kept finite: β = 1 forgets a piece, up to 1e-30 of it.
+        later = clock.advance(jnp.log(jnp.maximum(1 - jnp.asarray(beta, clock.now.high.dtype), 1e-30)))
+
+        sample = state.sampler.draw(problem, state.step)
+        second = state.sampler.blocks_at(state.step, SECOND_BLOCKS)
+        before = _tracked_gradient(memory, second, clock.now, floor)
+
+        ids = sample.blocks
+        now, s_now = _pieces(problem, name, state.x, gather(memory.y.value, ids), sample)
+        old, s_old = _pieces(problem, name, state.x_before, gather(memory.y_before, ids), sample)
+
+        def storm(tracked: Array, now: Array, old: Array) -> Array:
+            b, scale = jnp.asarray(beta, tracked.dtype), jnp.asarray(1 / chance, tracked.dtype)
+            return (1 - b) * (tracked - scale * old) + scale * now
+
+        scaled, _ = _catch_up(memory, ids, clock.now, floor)
+        refreshed = jax.tree.map(storm, scaled, now, old)
+        raised, decomposed = raise_eigenvalues(refreshed.hessian, floor)
+        refreshed = eqx.tree_at(lambda p: p.hessian, refreshed, raised)
+        slope = jax.tree.map(lambda s: (1 - jnp.asarray(beta, s.dtype)) * s, memory.y.slope)
+        tracked_s = jax.tree.map(storm, gather(memory.y.slope, ids), s_now, s_old)
+        slope = scatter(slope, ids, tracked_s)
+        y = jax.tree.map(lambda y, s: y - jnp.asarray(tau, y.dtype) * s, memory.y.value, slope)
+        y = project_ball(y, evaluate(self.radius, state.step), 1)
+        memory = Tracked(
+            Moving(y, slope, None),
+            memory.y.value,
+            scatter(memory.pieces, ids, refreshed),
+            scatter(memory.stamp, ids, later.stamp(ids.shape)),
+        )
+        after = _tracked_gradient(memory, second, later.now, floor)
+        z = jax.tree.map(
+            lambda z, g, h: (1 - jnp.asarray(beta, z.dtype)) * (z - h) + g,
+            state.z, _unravel_like(state.x, after), _unravel_like(state.x, before),
+        )  # fmt: skip
+        x, optimizer = upper_move(self.upper_step, state, z, stage)
+        clocks = {name: Clocks(later, state.clocks[name].v)}
+        objective = _objective(problem, state.x, {name: gather(memory.y_before, ids)}, sample)
+        state = State(
+            state.step + 1, x, state.x, z, optimizer, {name: memory}, clocks, state.smoothness,
+            state.sampler, state.named,
+        )  # fmt: skip
+        residual = norm(tracked_s) / ids.shape[0] ** 0.5
+        return state, Info(objective, norm(z), residual, jnp.zeros(()), decomposed)
+
+
+def _only_level(problem: Problem) -> str:
+    names = list(problem.levels)
+    level = problem.levels[names[0]]
+    if len(names) != 1 or not isinstance(level, Argmin) or level.slots is not None:
+        kinds = {name: type(one).__name__.lower() for name, one in problem.levels.items()}
+        raise ValueError(f"RSVRB takes one argmin lower level with a slot per block, got {kinds}")
+    return names[0]
+
+
+def _pieces(problem: Problem, name: str, x: PyTree, y: PyTree, sample: Sample) -> tuple[Pieces, PyTree]:
+    """The samples of all pieces at a point, and of ∇_y g, per sampled block."""
+    level: Any = problem.levels[name]
+    flat_x, unravel_x = ravel_pytree(x)
+
+    def one(flat_x: Array, y: Any, _: Any, constants: Any, upper: Any, lower: Any) -> tuple[Pieces, Array]:
+        flat_y, unravel_y = ravel_pytree(y)
+
+        def f(flat_x: Array, flat_y: Array) -> Array:
+            return problem.upper_value(
+                unravel_x(flat_x), {name: unravel_y(flat_y)}, constants, upper.rows, upper.weight
+            )
+
+        def lower_gradient(flat_x: Array, flat_y: Array) -> Array:
+            def g(flat_y: Array) -> Array:
+                rows, weight = lower[name].rows, lower[name].weight
+                return level.value(unravel_x(flat_x), unravel_y(flat_y), constants, rows, weight)
+
+            return jax.grad(g)(flat_y)
+
+        by_x, by_y = jax.grad(f, argnums=(0, 1))(flat_x, flat_y)
+        hessian = jax.jacfwd(lower_gradient, argnums=1)(flat_x, flat_y)
+        jacobian = jax.jacrev(lower_gradient, argnums=0)(flat_x, flat_y)
+        return Pieces(by_x, by_y, hessian, jacobian), lower_gradient(flat_x, flat_y)
+
+    pieces, s = over_blocks(one, sample)(flat_x, y, y, sample.constants, sample.upper, sample.lower)
+    return pieces, unflatten_slots(s, y)
+
+
+def _catch_up(memory: Tracked, blocks: Array, time: Reading, floor: Any) -> tuple[Pieces, Array]:
+    """The pieces of some blocks, scaled for the steps they were not sampled in."""
+    scale = jnp.exp(time - gather(memory.stamp, blocks))
+    pieces = jax.tree.map(lambda a: spread(scale, a) * a, gather(memory.pieces, blocks))
+    # Scaling and clipping alternate in every step; max((1−β)^k h, λ) is the same.
+    hessian, count = raise_eigenvalues(pieces.hessian, floor)
+    return eqx.tree_at(lambda p: p.hessian, pieces, hessian), count
+
+
+def _tracked_gradient(memory: Tracked, blocks: Array, time: Reading, floor: Any) -> Array:
+    return _term(_catch_up(memory, blocks, time, floor)[0]) / blocks.shape[0]
+
+
+def _term(pieces: Pieces) -> Array:
+    """Σ over blocks of ∇_x f − ∇²_xy g [∇²_yy g]⁻¹ ∇_y f, over the flattened x."""
+    v = solve(pieces.hessian, pieces.by_y[..., None])[..., 0]
+    return jnp.sum(pieces.by_x, 0) - jnp.einsum("byx,by->x", pieces.jacobian, v)
+
+
+def _objective(problem: Problem, x: PyTree, y: dict[str, PyTree], sample: Sample) -> Array:
+    def one(x: Any, y: Any, _: Any, constants: Any, upper: Any, lower: Any) -> Array:
+        return problem.upper_value(x, y, constants, upper.rows, upper.weight)
+
+    return jnp.mean(over_blocks(one, sample)(x, y, y, sample.constants, sample.upper, sample.lower))
+
+
+def _unravel_like(x: PyTree, flat: Array) -> PyTree:
+    return ravel_pytree(x)[1](flat)
+
+
+def _size(tree: PyTree) -> int:
+    return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))
+
+
+def available_bytes() -> int:
+    """The memory of the default device, or of the host."""
+    stats = jax.devices()[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return int(stats["bytes_limit"])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _check_memory(blocks: int, d_x: int, d_y: int, dtype: Any) -> None:
+    need = blocks * (d_y * d_x + d_x + d_y * d_y) * np.dtype(dtype).itemsize
+    have = available_bytes()
+    if need > have:
+        raise MemoryError(
+            f"RSVRB tracks a Jacobian per block: {blocks} blocks × d_y = {d_y} × d_x = {d_x} in {np.dtype(dtype)} "
+            f"need {need:,} bytes, the device has {have:,}. BSVRBv1 and BSVRBv2 need no Jacobian."
+        )
