@@ -1,5 +1,6 @@
 """Stochastic multi-block bilevel optimization in JAX."""
 
+from bilevax.diagnostics import hypergradient, objective, residuals, solve_lower
 from bilevax.minimize import Result, advance, minimize
 from bilevax.problem import Problem, argmin, mean
 from bilevax.restart import Restart

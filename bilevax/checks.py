@@ -64,40 +64,76 @@ def whole_number(name: str, value: Any, least: int, most: int | None = None) -> 
     return int(value)
 
 
-def coefficient(name: str, value: Any, *, low: float = 0.0, high: float | None = None, zero: bool = False) -> None:
-    """A float, a schedule, or a dict of them by lower level; concrete numbers must lie in (low, high].
+def coefficient(
+    name: str,
+    value: Any,
+    *,
+    low: float = 0.0,
+    high: float | None = None,
+    zero: bool = False,
+    optional: bool = True,
+    by_level: bool = False,
+    kinds: str = "a number or a schedule",
+) -> None:
+    """A float, a schedule, or (`by_level`) a dict of them; concrete numbers must lie in (low, high].
 
     Tracers and schedules pass: their values are not known yet.
     """
-    if value is None or callable(value):
+    if callable(value) or isinstance(value, jax.core.Tracer) or (value is None and optional):
         return
-    if isinstance(value, Mapping):
+    if by_level and isinstance(value, Mapping):
         for level, one in value.items():
-            coefficient(f"{name}[{level!r}]", one, low=low, high=high, zero=zero)
+            coefficient(f"{name}[{level!r}]", one, low=low, high=high, zero=zero, optional=optional)
         return
-    if isinstance(value, jax.core.Tracer):
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.number, np.ndarray, jax.Array)):
-        raise TypeError(f"{name} must be a number or a schedule, got {type(value).__name__}")
     number = np.asarray(value)
+    real = np.issubdtype(number.dtype, np.integer) or np.issubdtype(number.dtype, np.floating)
+    if not (real and isinstance(value, (int, float, np.number, np.ndarray, jax.Array))):
+        got = "None" if value is None else type(value).__name__
+        raise TypeError(f"{name} must be {kinds}{', or a dict of them' if by_level else ''}, got {got}")
     interval = f"{'[' if zero else '('}{low}, {'∞)' if high is None else f'{high}]'}"
-    inside = (number >= low if zero else number > low) & (np.isfinite(number) if high is None else number <= high)
-    if not bool(np.all(inside)):
+    above = number >= low if zero else number > low
+    below = np.isfinite(number) if high is None else number <= high
+    if not bool(np.all(above & below)):
         raise ValueError(f"{name} must lie in {interval}, got {value}")
 
 
 def upper_step(value: Any) -> None:
     """A positive number, a schedule or an optax transformation."""
-    if isinstance(value, optax.GradientTransformation):
+    if not isinstance(value, optax.GradientTransformation):
+        kinds = "a number, a schedule or an optax transformation"
+        coefficient("upper_step", value, zero=True, optional=False, kinds=kinds)
+
+
+def fits(name: str, value: Any, levels: list[str] | None) -> None:
+    """A coefficient that fits a problem: a scalar, a schedule of scalars, or a dict by some of the levels."""
+    if value is None or isinstance(value, optax.GradientTransformation):
         return
-    if value is None:
-        raise TypeError("upper_step must be a number, a schedule or an optax transformation, got None")
-    coefficient("upper_step", value, zero=True)
+    if isinstance(value, Mapping):
+        if levels is None or set(value) - set(levels):
+            expected = "one value, as lower is not a dict" if levels is None else f"some of {levels}"
+            raise ValueError(f"{name} names the lower levels {sorted(map(str, value))}, expected {expected}")
+        for level, one in value.items():
+            fits(f"{name}[{level!r}]", one, None)
+        return
+    if callable(value):
+        step = jax.ShapeDtypeStruct((), jnp.int32)
+        out = traced(f"the schedule {name}", value, step=step)
+        if not (hasattr(out, "shape") and out.shape == () and jnp.issubdtype(out.dtype, jnp.number)):
+            raise ValueError(f"the schedule {name} must return a scalar for a step, got {_shapes(out)}")
+    elif np.shape(value) != ():
+        raise ValueError(f"{name} must be a scalar, got shape {np.shape(value)}")
 
 
-def scalar_output(name: str, function: Callable[..., Any], *arguments: Any) -> None:
+def solver(value: Any) -> None:
+    """An object with `init` and `step`; not its class."""
+    if isinstance(value, type) or not (hasattr(value, "init") and hasattr(value, "step")):
+        got = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+        raise TypeError(f"solver must be a bilevax solver such as BSVRBv2(upper_step=0.1), got {got}")
+
+
+def scalar_output(name: str, function: Callable[..., Any], **arguments: Any) -> None:
     """Traces a user's function abstractly: it must run and return one floating scalar."""
-    out = traced(name, function, *arguments)
+    out = traced(name, function, **arguments)
     leaves = jax.tree.leaves(out)
     if len(leaves) != 1 or leaves[0].shape != ():
         raise ValueError(f"{name} must return a scalar, got {_shapes(out)}")
@@ -105,16 +141,31 @@ def scalar_output(name: str, function: Callable[..., Any], *arguments: Any) -> N
         raise TypeError(f"{name} must return a floating scalar, got dtype {leaves[0].dtype}")
 
 
-def traced(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """The shapes a user's function returns; a missing key is reported with the keys there are."""
+def floating_output(name: str, function: Callable[..., Any], **arguments: Any) -> PyTree:
+    """Traces a user's function abstractly: it must run and return floating arrays; gives their shapes."""
+    out = traced(name, function, **arguments)
+    dtypes = [leaf.dtype for leaf in jax.tree.leaves(out)]
+    if not dtypes or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
+        raise TypeError(f"{name} must return floating arrays, got {_shapes(out)}")
+    return out
+
+
+def traced(name: str, function: Callable[..., Any], **arguments: Any) -> Any:
+    """The shapes a user's function returns; what fails in it is reported with what it was given."""
     try:
-        return jax.eval_shape(function, *arguments)
-    except KeyError as error:
-        held = [f"{sorted(map(str, a))}" for a in arguments if isinstance(a, Mapping)]
-        raise ValueError(
-            f"{name} asked for the key {error}, which it was not given: its arguments hold {', '.join(held)}"
-        ) from error
+        return jax.eval_shape(function, *arguments.values())
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        given = ", ".join(f"{argument} = {_shapes(value)}" for argument, value in arguments.items())
+        if isinstance(error, KeyError):
+            message = f"{name} asked for the key {error}, which it was not given: it is called with {given}"
+            raise ValueError(message) from error
+        kind = TypeError if isinstance(error, (TypeError, AttributeError)) else ValueError
+        called = f"function({', '.join(arguments)})"
+        raise kind(f"{name} fails when it is called as {called} with {given}: {error}") from error
 
 
 def _shapes(tree: PyTree) -> str:
-    return str(jax.tree.map(lambda a: f"{a.dtype}{list(a.shape)}", tree))
+    def shape(leaf: Any) -> str:
+        return f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else type(leaf).__name__
+
+    return str(jax.tree.map(shape, tree))

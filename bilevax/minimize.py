@@ -15,6 +15,9 @@ from jax import Array
 from bilevax import checks
 from bilevax.problem import Problem
 from bilevax.progress import Choice, Progress, make_progress
+from bilevax.restart import Restart
+from bilevax.sampling import make_sampler
+from bilevax.solvers.start import check_coefficients
 from bilevax.solvers.state import State
 from bilevax.trees import PyTree, norm
 
@@ -93,21 +96,28 @@ def minimize(
     """
     steps = checks.whole_number("steps", steps, 0)
     every = max(1, steps // 100) if every is None else checks.whole_number("every", every, 1)
-    if not (hasattr(solver, "init") and hasattr(solver, "step")):
-        raise TypeError(f"solver must be a bilevax solver, got {type(solver).__name__}")
+    checks.solver(solver)
+    if not (metrics is None or isinstance(metrics, Mapping)):
+        raise TypeError(f"metrics must be a dict of functions of (problem, state), got {type(metrics).__name__}")
     measures = dict(metrics or {})
     for name, measure in measures.items():
         if not callable(measure):
             raise TypeError(f"metrics[{name!r}] must be a function of (problem, state), got {type(measure).__name__}")
     display = make_progress(progress, steps)
+    # Inside `_init` the solver's numbers are traced: what depends on their values is checked here.
+    sampler = make_sampler(problem, key, blocks_per_step, batch_size, shuffle)
+    check_coefficients(solver.solver if isinstance(solver, Restart) else solver, problem, sampler)
 
     began = time.perf_counter()
-    plan = (blocks_per_step, batch_size, shuffle, initial_batch_size)
-    state = _init(numbers_as_arrays(solver), problem, x0, y0, key, plan)
-    # Chunks donate their state: none of its buffers may be the caller's, or be held twice.
-    state = jax.tree.map(jnp.copy, state)
+    plan = {
+        "blocks_per_step": blocks_per_step,
+        "batch_size": batch_size,
+        "shuffle": shuffle,
+        "initial_batch_size": initial_batch_size,
+    }
+    state = compiled_init(solver, problem, x0, y0, key, **plan)
     inputs = (numbers_as_arrays(solver), problem)
-    state, _ = _advance(inputs, state, jnp.asarray(0))
+    state, _ = compiled_chunk(inputs, state, jnp.asarray(0))
     jax.block_until_ready(state)
     compile_seconds = time.perf_counter() - began
 
@@ -117,7 +127,7 @@ def minimize(
         while True:
             count = min(every, steps - done)
             tick = time.perf_counter()
-            state, objective = _advance(inputs, state, jnp.asarray(count))
+            state, objective = compiled_chunk(inputs, state, jnp.asarray(count))
             jax.block_until_ready(state)
             running += time.perf_counter() - tick
             done += count
@@ -150,22 +160,28 @@ def advance(problem: Problem, solver: Any, state: State, steps: int | Array) -> 
 
 def numbers_as_arrays(solver: Any) -> Any:
     """A solver whose numbers are traced, so that other values of them compile nothing anew."""
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, float) else leaf, solver)
+
+    def convert(leaf: Any) -> Any:
+        number = isinstance(leaf, (int, float, np.number)) and not isinstance(leaf, bool)
+        return jnp.asarray(float(leaf)) if number else leaf
+
+    return jax.tree.map(convert, solver)
 
 
 @eqx.filter_jit
-def _init(solver: Any, problem: Problem, x0: PyTree, y0: PyTree, key: Array, plan: tuple[Any, ...]) -> State:
-    blocks_per_step, batch_size, shuffle, initial_batch_size = plan
-    return solver.init(
-        problem,
-        x0,
-        y0,
-        key=key,
-        blocks_per_step=blocks_per_step,
-        batch_size=batch_size,
-        shuffle=shuffle,
-        initial_batch_size=initial_batch_size,
-    )
+def _init(solver: Any, problem: Problem, x0: PyTree, y0: PyTree, key: Array, plan: dict[str, Any]) -> State:
+    return solver.init(problem, x0, y0, key=key, **plan)
+
+
+def compiled_init(solver: Any, problem: Problem, x0: PyTree, y0: PyTree, key: Array, **plan: Any) -> State:
+    """`solver.init`, compiled; none of the state's buffers is the caller's or held twice, so it can be donated."""
+    return jax.tree.map(jnp.copy, _init(numbers_as_arrays(solver), problem, x0, y0, key, plan))
+
+
+def compiled_chunk(inputs: tuple[Any, Problem], state: State, steps: Array) -> tuple[State, Array]:
+    """Steps of (solver, problem) in one compiled loop that takes over the state, and their mean objective."""
+    solver, problem = inputs
+    return _advance((numbers_as_arrays(solver), problem), state, steps)
 
 
 @eqx.filter_jit(donate="all-except-first")

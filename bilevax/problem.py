@@ -13,6 +13,7 @@ from jax import Array
 
 from bilevax import checks, trees
 from bilevax.rows import Batch, Rows, average
+from bilevax.stream import Stream
 
 PyTree = Any
 
@@ -31,6 +32,8 @@ class Level(eqx.Module):
             raise TypeError(f"a lower level needs a function, got {type(self.function).__name__}")
         if (self.slots is None) != (self.count is None):
             raise ValueError("slots and count go together: which slots a batch touches, and how many there are")
+        if self.slots is not None and not callable(self.slots):
+            raise TypeError(f"slots must be a function of (block, batch), got {type(self.slots).__name__}")
         if self.count is not None:
             checks.whole_number("count", self.count, 1)
 
@@ -185,7 +188,8 @@ class Problem(eqx.Module):
         if not self.named:
             return {UNNAMED: tree}
         if not isinstance(tree, Mapping) or set(tree) != set(self.levels):
-            got = sorted(tree) if isinstance(tree, Mapping) else type(tree).__name__
+            kind = "an array" if hasattr(tree, "shape") else type(tree).__name__
+            got = sorted(tree) if isinstance(tree, Mapping) else kind
             raise ValueError(f"{name} must be a dict with the lower levels {sorted(self.levels)}, got {got}")
         return {level: tree[level] for level in self.levels}
 
@@ -193,18 +197,18 @@ class Problem(eqx.Module):
         """f_i(x, y; ξ)."""
         return average(lambda rows: self.upper(x, self.view(y), block, rows), rows, weight)
 
-    def draw_lower(self, key: Array, blocks: Array, size: int | None) -> dict[str, Batch]:
+    def draw_lower(self, random: Stream, blocks: Array, size: int | None) -> dict[str, Batch]:
         """One batch per level; levels with the same data source share it."""
         batches = [
-            draw(source, jax.random.fold_in(key, place), blocks, size)
+            draw(source, random.at(1 + place), blocks, size)
             for place, source in enumerate(self.lower_data)
         ]
         return {name: batches[place] for name, place in self.source_of}
 
 
-def draw(source: Rows | None, key: Array, blocks: Array, size: int | None) -> Batch:
+def draw(source: Rows | None, random: Stream, blocks: Array, size: int | None) -> Batch:
     """The rows of a source for the sampled blocks; no source gives an empty batch (None)."""
-    return Batch(None, shared=True) if source is None else source.draw(key, blocks, size)
+    return Batch(None, shared=True) if source is None else source.draw(random, blocks, size)
 
 
 def _by_name(lower: Any) -> Mapping[str, Any]:

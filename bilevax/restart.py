@@ -42,8 +42,9 @@ class Restart(eqx.Module):
     stages: int = eqx.field(static=True)
 
     def __check_init__(self) -> None:
-        if not (hasattr(self.solver, "init") and hasattr(self.solver, "step")) or isinstance(self.solver, Restart):
-            raise TypeError(f"solver must be a bilevax solver, not itself restarted, got {type(self.solver).__name__}")
+        checks.solver(self.solver)
+        if isinstance(self.solver, Restart):
+            raise TypeError("solver must not itself be restarted, got a Restart")
         checks.whole_number("first", self.first, 1)
         checks.whole_number("stages", self.stages, 1, 30)
 
@@ -54,8 +55,9 @@ class Restart(eqx.Module):
 
     def stage(self, step: Array | int) -> Array:
         """The stage k that a step belongs to."""
-        ends = jnp.asarray([self.first * (2**k - 1) for k in range(1, self.stages)], jnp.int32)
-        return jnp.sum(jnp.asarray(step) >= ends, dtype=jnp.int32)
+        last = jnp.iinfo(jnp.int32).max  # no step's number is greater
+        ends = [min(self.first * (2**k - 1), last) for k in range(1, self.stages)]
+        return jnp.sum(jnp.asarray(step) >= jnp.asarray(ends, jnp.int32), dtype=jnp.int32)
 
     def init(self, problem: Problem, x0: PyTree, y0: PyTree = None, **arguments: Any) -> State:
         """The solver's own `init`."""

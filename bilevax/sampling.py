@@ -20,12 +20,14 @@ from jax import Array
 from bilevax import checks
 from bilevax.problem import Problem, draw
 from bilevax.rows import Batch
+from bilevax.stream import Stream, mix
 
 PyTree = Any
 
 _ROUNDS = 8
+_FEW = 64  # so few blocks are sorted by random words: eight rounds do not mix a grid of few points
 
-# The independent streams of random numbers of a run.
+# What the streams that split off from a run's stream are for.
 BLOCKS, SECOND_BLOCKS, ROWS, START, POWER = range(5)
 
 
@@ -43,22 +45,18 @@ class Sampler(eqx.Module):
     """The plan of sampling: a pure function of the step number.
 
     Attributes:
-      key: the random key of the run.
+      random: the random stream of the run.
       blocks: m.
       per_step: I, the blocks visited in a step; all of them, in order, when I = m.
       batch_size: B rows per block and level; None takes all rows.
       shuffle: shuffled epochs if True, else independent uniform draws of I distinct blocks.
     """
 
-    key: Array
+    random: Stream
     blocks: int = eqx.field(static=True)
     per_step: int = eqx.field(static=True)
     batch_size: int | None = eqx.field(static=True)
     shuffle: bool = eqx.field(static=True)
-
-    def stream(self, stream: int, number: Array | int) -> Array:
-        """The key of a numbered draw in one of the streams."""
-        return jax.random.fold_in(jax.random.fold_in(self.key, stream), number)
 
     def blocks_at(self, step: Array, stream: int = BLOCKS) -> Array:
         """The I distinct blocks of a step; another stream gives an independent choice."""
@@ -66,21 +64,21 @@ class Sampler(eqx.Module):
             return jnp.arange(self.blocks, dtype=jnp.int32)
         per_epoch = self.blocks // self.per_step if self.shuffle else 1
         first = (step % per_epoch) * self.per_step
-        return permuted(self.stream(stream, step // per_epoch), first + jnp.arange(self.per_step), self.blocks)
+        places = first + jnp.arange(self.per_step)
+        return permuted(self.random.at(stream).at(step // per_epoch), places, self.blocks)
 
     def draw(self, problem: Problem, step: Array) -> Sample:
         """Everything that step `step` samples."""
-        return self.visit(problem, self.blocks_at(step), self.stream(ROWS, step), self.batch_size)
+        return self.visit(problem, self.blocks_at(step), self.random.at(ROWS).at(step), self.batch_size)
 
     def visit(
-        self, problem: Problem, blocks: Array, key: Array, batch_size: int | None, slots: bool = True
+        self, problem: Problem, blocks: Array, random: Stream, batch_size: int | None, slots: bool = True
     ) -> Sample:
         """The sample of given blocks; `slots=False` leaves out which slots they touch."""
-        upper_key, lower_key = jax.random.split(key)
         constants = jax.tree.map(lambda a: a.at[blocks].get(mode="promise_in_bounds"), problem.blocks)
-        lower = problem.draw_lower(lower_key, blocks, batch_size)
+        lower = problem.draw_lower(random, blocks, batch_size)
         touched = {n: _slots(level, blocks, constants, lower[n]) for n, level in problem.levels.items() if slots}
-        upper = draw(problem.upper_data, upper_key, blocks, batch_size)
+        upper = draw(problem.upper_data, random.at(0), blocks, batch_size)
         return Sample(blocks, constants, touched, upper, lower)
 
     def chance(self, problem: Problem, name: str, touched: int) -> float:
@@ -92,6 +90,8 @@ def make_sampler(
     problem: Problem, key: Array, blocks_per_step: int | None, batch_size: int | None, shuffle: bool
 ) -> Sampler:
     """Checks what the user asked for, and plans it."""
+    if not isinstance(problem, Problem):
+        raise TypeError(f"problem must be a bilevax.Problem, got {type(problem).__name__}")
     per_step = problem.count
     if blocks_per_step is not None:
         per_step = checks.whole_number("blocks_per_step", blocks_per_step, 1, problem.count)
@@ -101,24 +101,27 @@ def make_sampler(
         raise TypeError(f"shuffle must be True or False, got {shuffle!r}")
     if not (isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ()):
         raise TypeError(f"key must be one key made by jax.random.key(seed), got {key!r}")
-    return Sampler(key, problem.count, per_step, batch_size, shuffle)
+    return Sampler(Stream.start(key), problem.count, per_step, batch_size, shuffle)
 
 
-def permuted(key: Array, places: Array, size: int) -> Array:
+def permuted(random: Stream, places: Array, size: int) -> Array:
     """The values at `places` of a random permutation of 0..size−1, in O(len(places)).
 
     A Feistel network over the grid of a · b ≥ size points, a ≈ b ≈ √size; a value beyond `size` is
-    walked on along its cycle until it falls inside, which keeps the map a permutation.
+    walked on along its cycle until it falls inside, which keeps the map a permutation. (Hashes are cut to
+    24 bits so that no sum wraps.)
     """
+    if size <= _FEW:
+        return jnp.argsort(random.bits((size,)))[places].astype(jnp.int32)
     columns = math.isqrt(size - 1) + 1
     rows = -(-size // columns)
-    keys = jax.random.bits(key, (_ROUNDS,), jnp.uint32)
+    keys = [random.at(turn).first for turn in range(_ROUNDS)]
 
     def scramble(value: Array) -> Array:
         row, column = value // columns, value % columns
         for turn in range(0, _ROUNDS, 2):
-            row = (row + _mix(column, keys[turn])) % jnp.uint32(rows)
-            column = (column + _mix(row, keys[turn + 1])) % jnp.uint32(columns)
+            row = (row + (mix(column ^ keys[turn]) >> 8)) % jnp.uint32(rows)
+            column = (column + (mix(row ^ keys[turn + 1]) >> 8)) % jnp.uint32(columns)
         return row * jnp.uint32(columns) + column
 
     value = scramble(places.astype(jnp.uint32))
@@ -129,14 +132,6 @@ def permuted(key: Array, places: Array, size: int) -> Array:
             value,
         )
     return value.astype(jnp.int32)
-
-
-def _mix(value: Array, key: Array) -> Array:
-    """A well-mixed 24-bit hash (murmur3's finaliser): sums with it do not wrap."""
-    h = value * jnp.uint32(0x9E3779B9) ^ key
-    h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
-    h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
-    return h >> 8
 
 
 def _slots(level: Any, blocks: Array, constants: PyTree, batch: Batch) -> Array:

@@ -1,4 +1,4 @@
-"""An estimate of L_g, the smoothness of the lower problems, from which steps left out are set."""
+"""Estimates of L_g and λ, the extreme curvatures of the lower problems, for what a user leaves out."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax.lagrangian import over_blocks
+from bilevax.lagrangian import Point, hessians, over_blocks
 from bilevax.memory import gather
 from bilevax.problem import Argmin, Problem
-from bilevax.sampling import POWER, Sampler, permuted
+from bilevax.sampling import POWER, Sample, Sampler, permuted
+from bilevax.stream import Stream
 from bilevax.trees import norm
 
 PyTree = Any
@@ -34,10 +35,9 @@ def estimate_smoothness(
     Returns:
       L_g by level; mean levels, whose Hessian is the identity, are left out.
     """
-    key = sampler.stream(POWER, 0)
-    count = min(problem.count, _BLOCKS)
-    blocks = jnp.arange(count) if count == problem.count else permuted(key, jnp.arange(count), problem.count)
-    sample = sampler.visit(problem, blocks, key, sampler.batch_size)
+    sample = _probe(problem, sampler)
+    # Not the run's own key: a run over all blocks and all rows must not depend on it.
+    keys = jax.random.split(jax.random.key(0), sample.blocks.shape[0])
     out = {}
     for name, level in problem.levels.items():
         if not isinstance(level, Argmin):
@@ -54,15 +54,35 @@ def estimate_smoothness(
                 return jax.tree.map(lambda a: a / jnp.where(size > 0, size, 1).astype(a.dtype), image), size
 
             leaves, structure = jax.tree.flatten(y)
-            keys = jax.random.split(key, len(leaves))
-            start = [jax.random.normal(k, a.shape, a.dtype) for k, a in zip(keys, leaves, strict=True)]
+            parts = jax.random.split(key, len(leaves))
+            start = [jax.random.normal(k, a.shape, a.dtype) for k, a in zip(parts, leaves, strict=True)]
             start = jax.tree.unflatten(structure, start)
             start = jax.tree.map(lambda a: a / norm(start).astype(a.dtype), start)
             return jax.lax.fori_loop(0, _PASSES, iterate, (start, jnp.zeros((), norm(start).dtype)))[1]
 
-        keys = jax.random.split(jax.random.fold_in(key, 1), count)
         rows = gather(y[name], sample.slots[name])
         sizes = over_blocks(largest, sample)(x, rows, keys, sample.constants, sample.upper, sample.lower)
         worst = jnp.max(sizes)
         out[name] = jnp.where(worst > 0, worst, 1)
     return out
+
+
+def estimate_floor(
+    problem: Problem, name: str, x: PyTree, y: dict[str, PyTree], sampler: Sampler, smoothness: Array
+) -> Array:
+    """A floor λ for the tracked Hessians of a level: half the least curvature that a batch shows.
+
+    A batch of few rows shows the regulariser alone in most directions, which is what λ must not exceed.
+    Where batches have no curvature at all in some direction, the floor is a thousandth of L_g.
+    """
+    sample = _probe(problem, sampler)
+    point = Point(x, {level: gather(y[level], sample.slots[level]) for level in y})
+    least = jnp.min(jnp.linalg.eigvalsh(hessians(problem, name, point, sample)))
+    return jnp.where(least > 1e-6 * smoothness, least / 2, 1e-3 * smoothness)
+
+
+def _probe(problem: Problem, sampler: Sampler) -> Sample:
+    """Some blocks to look at, with the run's batch size: what a step sees is what must be stable."""
+    count = min(problem.count, _BLOCKS)
+    blocks = permuted(Stream.start(jax.random.key(0)), jnp.arange(count), problem.count)
+    return sampler.visit(problem, blocks, sampler.random.at(POWER), sampler.batch_size)

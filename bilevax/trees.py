@@ -51,12 +51,12 @@ def where_slot(condition: Array, yes: PyTree, no: PyTree) -> PyTree:
 
 def inner(a: PyTree, b: PyTree) -> Array:
     """The Euclidean inner product of two trees."""
-    return sum((jnp.vdot(p, q) for p, q in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)), jnp.zeros(()))
+    return sum(jnp.vdot(p, q) for p, q in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
 
 
 def norm(tree: PyTree) -> Array:
     """The Euclidean norm of a tree."""
-    return jnp.sqrt(sum((jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)), jnp.zeros(())))
+    return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)))
 
 
 def zeros_like(tree: PyTree) -> PyTree:

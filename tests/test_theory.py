@@ -30,7 +30,7 @@ def random_constants(draw: random.Random) -> Constants:
         return 10 ** draw.uniform(-spread, spread)
 
     values = {name: positive() if draw.random() < 0.7 else 0.0 for name in REQUIRED}
-    values["strong_convexity"], values["gap"] = 10 ** draw.uniform(-5, 2), positive()
+    values["strong_convexity"], values["gap"] = 10 ** draw.uniform(-6 + spread / 2, 2), positive()
     for name in ("lower_smoothness", "lower_lipschitz", "mean_hessian_bound", "hessian_bound"):
         values[name] = values["strong_convexity"] * 10 ** draw.choice([0, draw.uniform(0, 4)])
     values["jacobian_bound"] = values["lower_lipschitz"] * draw.choice([0, 1e-3, 1])

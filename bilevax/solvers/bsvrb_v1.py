@@ -34,7 +34,7 @@ class BSVRBv1(Recipe):
       beta: β in (0, 1].
       gamma: γ; left out, (m−I)/(I(1−α)) + (1−α).
       gamma_bar: γ̄; left out, γ if that is given, else the same formula with ᾱ.
-      floor: λ, the least eigenvalue of H; left out, 10⁻³ of the estimated L_g.
+      floor: λ, the least eigenvalue of H; left out, half the least curvature that the first batches show.
 
     All but `upper_step` and `beta` may be dicts by lower level.
 

@@ -31,7 +31,7 @@ class KSONG(Recipe):
       alpha: α in (0, 1].
       alpha_bar: ᾱ; left out, α.
       beta: β in (0, 1].
-      floor: λ, the least eigenvalue of H; left out, 10⁻³ of the estimated L_g.
+      floor: λ, the least eigenvalue of H; left out, half the least curvature that the first batches show.
 
     All but `upper_step` and `beta` may be dicts by lower level.
 
@@ -46,7 +46,7 @@ class KSONG(Recipe):
 
     upper_step: UpperStep
     lower_step: Coefficient | None = None
-    alpha: Coefficient = 0.1
+    alpha: Coefficient = 0.9
     alpha_bar: Coefficient | None = None
     beta: float | Callable[[Array], Array] = 0.1
     floor: Coefficient | None = None

@@ -46,7 +46,7 @@ class MMBO(Recipe):
     upper_step: UpperStep
     lower_step: Coefficient | None = None
     inverse_step: Coefficient | None = None
-    alpha: Coefficient = 0.1
+    alpha: Coefficient = 0.9
     alpha_bar: Coefficient | None = None
     beta: float | Callable[[Array], Array] = 0.1
     radius: Coefficient | None = None

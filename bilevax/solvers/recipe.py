@@ -26,8 +26,6 @@ from bilevax.solvers.state import Info, State
 from bilevax.trees import PyTree, combine, norm
 
 Coefficient = float | Callable[[Array], Array] | Mapping[str, Any]
-FLOOR = 1e-3  # the least eigenvalue of a tracked Hessian, as a share of L_g, when it is left out
-
 UpperStep = float | Callable[[Array], Array] | optax.GradientTransformation
 
 
@@ -50,12 +48,13 @@ class Recipe(eqx.Module):
 
     def __check_init__(self) -> None:
         checks.upper_step(self.upper_step)
-        for name in ("alpha", "alpha_bar", "beta"):
-            checks.coefficient(name, self.option(name), high=1.0)
+        checks.coefficient("alpha", self.alpha, high=1.0, optional=False, by_level=True)
+        checks.coefficient("alpha_bar", self.option("alpha_bar"), high=1.0, by_level=True)
+        checks.coefficient("beta", self.beta, high=1.0, optional=False)
         for name in ("lower_step", "inverse_step", "gamma", "gamma_bar"):
-            checks.coefficient(name, self.option(name), zero=True)
+            checks.coefficient(name, self.option(name), zero=True, by_level=True)
         for name in ("radius", "floor"):
-            checks.coefficient(name, self.option(name))
+            checks.coefficient(name, self.option(name), by_level=True)
 
     def option(self, name: str) -> Any:
         """A field that not every recipe has."""
@@ -125,7 +124,8 @@ class Recipe(eqx.Module):
         x, optimizer = upper_move(self.upper_step, state, z, stage)
         x_before = state.x if self.corrected else None
         after = State(
-            state.step + 1, x, x_before, z, optimizer, levels, clocks, state.smoothness, state.sampler, state.named
+            state.step + 1, x, x_before, z, optimizer, levels, clocks, state.smoothness, state.floors,
+            state.sampler, state.named
         )
         return after, _info(seen[0].objective, z, visits, sum(repaired))
 
@@ -181,34 +181,35 @@ class Recipe(eqx.Module):
             return evaluate(self.option(option), state.step, name)
 
         chance = state.sampler.chance(problem, name, touched)
-        halved, shrunk = 0.5**stage, 0.5 ** (stage / 2)
+        halved, shrunk = 0.5**stage, 0.5 ** (0.5 * stage)
         alpha = at("alpha") * halved
         alpha_bar = alpha if at("alpha_bar") is None else at("alpha_bar") * halved
         gamma, gamma_bar = at("gamma"), at("gamma_bar")
         if self.corrected:
             gamma_bar = first(gamma_bar, gamma, msvr_gamma(alpha_bar, chance))
             gamma = first(gamma, msvr_gamma(alpha, chance))
-        lower_step, inverse_step, floor = at("lower_step"), at("inverse_step"), at("floor")
+        lower_step, inverse_step = at("lower_step"), at("inverse_step")
         if name in state.smoothness:
             smoothness = state.smoothness[name]
             safe = 2 / (3 * smoothness) * (chance if self.lazy else 1.0)
             lower_step, inverse_step = first(lower_step, safe), first(inverse_step, safe)
-            floor = first(floor, FLOOR * smoothness)
         if not isinstance(problem.levels[name], Mean):
             lower_step, inverse_step = lower_step * shrunk, first(inverse_step, lower_step) * shrunk
+        floor = first(at("floor"), state.floors.get(name))
         return Rates(alpha, gamma, alpha_bar, gamma_bar, lower_step, inverse_step, at("radius"), floor)
 
-    def needs_smoothness(self, name: str) -> bool:
-        """Whether a step or a floor of an argmin level was left out, and must come from L_g."""
-        used = ["lower_step"]
-        used += ["inverse_step"] if isinstance(self.curvature, TrackedSolve) else []
-        used += ["floor"] if isinstance(self.curvature, TrackedHessian) else []
-        return any(evaluate(self.option(option), jnp.zeros((), jnp.int32), name) is None for option in used)
+    def missing(self, name: str) -> set[str]:
+        """Which of the coefficients that an argmin level needs were left out, and must be estimated."""
+        needed = {"lower_step"}
+        needed |= {"inverse_step"} if isinstance(self.curvature, TrackedSolve) else set()
+        needed |= {"floor"} if isinstance(self.curvature, TrackedHessian) else set()
+        start = jnp.zeros((), jnp.int32)
+        return {option for option in needed if evaluate(self.option(option), start, name) is None}
 
 
 def upper_move(upper_step: UpperStep, state: State, z: PyTree, stage: Array | int) -> tuple[PyTree, PyTree]:
     """x one step along z, by a plain step, a schedule or an optax transformation."""
-    shrunk = 0.5 ** (stage / 2)
+    shrunk = 0.5 ** (0.5 * stage)
     if isinstance(upper_step, optax.GradientTransformation):
         updates, optimizer = upper_step.update(z, state.optimizer, state.x)
         return combine((1, state.x), (shrunk, updates)), optimizer
@@ -229,9 +230,13 @@ def first(*values: Any) -> Any:
 
 
 def _at_points(function: Callable[[Any], Any], points: list[Any]) -> list[Any]:
-    """function at every point, as one batched program: the rows are read once for both points."""
-    if len(points) == 1:
-        return [function(points[0])]
+    """function at every point.
+
+    On an accelerator both points are one batched program: half the launches. On a CPU they are two: its
+    products of a matrix with one vector are faster than those with two.
+    """
+    if len(points) == 1 or jax.default_backend() == "cpu":
+        return [function(point) for point in points]
     stacked = jax.vmap(function)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *points))
     return [jax.tree.map(lambda leaf, place=place: leaf[place], stacked) for place in range(len(points))]
 

@@ -20,9 +20,9 @@ from bilevax.lagrangian import over_blocks
 from bilevax.memory import Clock, Moving, Reading, gather, project_ball, scatter
 from bilevax.problem import Argmin, Problem
 from bilevax.sampling import SECOND_BLOCKS, START, Sample
-from bilevax.smoothness import estimate_smoothness
-from bilevax.solvers.recipe import FLOOR, UpperStep, evaluate, first, upper_move
-from bilevax.solvers.start import checked_start, first_rows, make_sampler
+from bilevax.smoothness import estimate_floor, estimate_smoothness
+from bilevax.solvers.recipe import UpperStep, evaluate, first, upper_move
+from bilevax.solvers.start import check_coefficients, checked_start, first_rows, make_sampler
 from bilevax.solvers.state import Info, State
 from bilevax.trees import PyTree, norm, result_dtype, spread, zeros_like
 
@@ -80,10 +80,11 @@ class RSVRB(eqx.Module):
     Args:
       upper_step: η: a float, a schedule of the step number, or an optax transformation of z.
       lower_step: τ; left out, 2/(3 L_g) · I/m with an estimate of L_g.
-      beta: β in (0, 1]; left out, I/(10 m): the scaling (1−β) of a block between two visits must stay
+      beta: β in (0, 1]; left out, 0.03 I/m: the scaling (1−β) of a block between two visits must stay
         near one.
       radius: the radius of the ball that y is projected onto; left out, y is not projected.
-      floor: λ, the least eigenvalue of the tracked Hessians; left out, 10⁻³ of the estimated L_g.
+      floor: λ, the least eigenvalue of the tracked Hessians; left out, half the least
+        curvature that the first batches show.
 
     Example:
       >>> import bilevax as bx
@@ -124,9 +125,10 @@ class RSVRB(eqx.Module):
         Raises:
           MemoryError: if the tracked Jacobians would not fit.
         """
-        name = _only_level(problem)
         sampler = make_sampler(problem, key, blocks_per_step, batch_size, shuffle)
+        name = _only_level(problem)
         rows = first_rows(initial_batch_size, batch_size)
+        check_coefficients(self, problem, sampler)
         x, levels, _ = checked_start(problem, x0, y0, sampler)
         y = levels[name]
         dtype = jnp.result_type(result_dtype(x), result_dtype(y))
@@ -135,6 +137,9 @@ class RSVRB(eqx.Module):
         smoothness = {}
         if self.lower_step is None or self.floor is None or rows == 0:
             smoothness = estimate_smoothness(problem, x, levels, sampler)
+        floors = {}
+        if self.floor is None:
+            floors = {name: estimate_floor(problem, name, x, levels, sampler, smoothness[name])}
         m, slope = problem.count, zeros_like(y)
         pieces = Pieces(
             jnp.zeros((m, d_x), dtype),
@@ -144,12 +149,12 @@ class RSVRB(eqx.Module):
         )
         z = zeros_like(x)
         if rows != 0:
-            floor = first(evaluate(self.floor, jnp.zeros((), jnp.int32)), FLOOR * smoothness.get(name, 1.0))
+            floor = first(evaluate(self.floor, jnp.zeros((), jnp.int32)), floors.get(name))
 
             def look(block: Array, carry: tuple[Pieces, PyTree, PyTree]) -> tuple[Pieces, PyTree, PyTree]:
                 pieces, slope, z = carry
                 ids = block[None]
-                sample = sampler.visit(problem, ids, sampler.stream(START, block), rows)
+                sample = sampler.visit(problem, ids, sampler.random.at(START).at(block), rows)
                 fresh, s = _pieces(problem, name, x, gather(y, ids), sample)
                 raised = raise_eigenvalues(fresh.hessian, floor)[0]
                 fresh = eqx.tree_at(lambda p: p.hessian, fresh, raised)
@@ -162,17 +167,17 @@ class RSVRB(eqx.Module):
         clocks = {name: Clocks(Clock.start(dtype), Clock.start(dtype))}
         optimizer = self.upper_step.init(x) if isinstance(self.upper_step, optax.GradientTransformation) else None
         step = jnp.zeros((), jnp.int32)
-        return State(step, x, x, z, optimizer, {name: memory}, clocks, smoothness, sampler, problem.named)
+        return State(step, x, x, z, optimizer, {name: memory}, clocks, smoothness, floors, sampler, problem.named)
 
     def step(self, problem: Problem, state: State, stage: Array | int = 0) -> tuple[State, Info]:
         """Takes one step; see `BSVRBv2.step`."""
         name = _only_level(problem)
         memory: Tracked = state.levels[name]
         chance = state.sampler.per_step / problem.count
-        beta = first(evaluate(self.beta, state.step), 0.1 * chance) * 0.5**stage
+        beta = first(evaluate(self.beta, state.step), 0.03 * chance) * 0.5**stage
         safe = 2 / (3 * state.smoothness[name]) * chance if name in state.smoothness else None
-        tau = first(evaluate(self.lower_step, state.step), safe) * 0.5 ** (stage / 2)
-        floor = first(evaluate(self.floor, state.step), FLOOR * state.smoothness.get(name, 1.0))
+        tau = first(evaluate(self.lower_step, state.step), safe) * 0.5 ** (0.5 * stage)
+        floor = first(evaluate(self.floor, state.step), state.floors.get(name))
         clock = state.clocks[name].y
         # log(1−β), kept finite: β = 1 forgets a piece, up to 1e-30 of it.
         later = clock.advance(jnp.log(jnp.maximum(1 - jnp.asarray(beta, clock.now.high.dtype), 1e-30)))
@@ -214,7 +219,7 @@ class RSVRB(eqx.Module):
         objective = _objective(problem, state.x, {name: gather(memory.y_before, ids)}, sample)
         state = State(
             state.step + 1, x, state.x, z, optimizer, {name: memory}, clocks, state.smoothness,
-            state.sampler, state.named,
+            state.floors, state.sampler, state.named,
         )  # fmt: skip
         residual = norm(tracked_s) / ids.shape[0] ** 0.5
         return state, Info(objective, norm(z), residual, jnp.zeros(()), decomposed)
@@ -285,7 +290,8 @@ def _objective(problem: Problem, x: PyTree, y: dict[str, PyTree], sample: Sample
 
 
 def _unravel_like(x: PyTree, flat: Array) -> PyTree:
-    return ravel_pytree(x)[1](flat)
+    one, unravel = ravel_pytree(x)
+    return unravel(flat.astype(one.dtype))
 
 
 def _size(tree: PyTree) -> int:

@@ -37,7 +37,7 @@ class SONG(Recipe):
     """
 
     upper_step: UpperStep
-    alpha: Coefficient = 0.1
+    alpha: Coefficient = 0.9
     beta: float | Callable[[Array], Array] = 0.1
 
     corrected = False

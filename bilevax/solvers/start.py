@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -25,11 +26,15 @@ from bilevax.lagrangian import Point, gradients, hessians, upper_gradients
 from bilevax.memory import Clock, Memory, Moving, Reading, gather, scatter
 from bilevax.problem import Argmin, Problem
 from bilevax.sampling import START, Sample, Sampler, make_sampler
-from bilevax.smoothness import estimate_smoothness
+from bilevax.smoothness import estimate_floor, estimate_smoothness
 from bilevax.solvers.state import State
 from bilevax.trees import PyTree, combine, result_dtype, zeros_like
 
 NEVER = -2  # a last visit that no step's predecessor equals
+_COEFFICIENTS = (
+    "upper_step", "lower_step", "inverse_step", "alpha", "alpha_bar", "beta", "gamma", "gamma_bar", "radius",
+    "floor",
+)  # fmt: skip
 _GROUP = 128  # blocks looked at together by the first pass over all blocks
 
 
@@ -45,16 +50,18 @@ def start_state(
     initial_batch_size: Any,
 ) -> State:
     """The state of a recipe before its first step; see `Recipe.init`."""
-    if not isinstance(problem, Problem):
-        raise TypeError(f"problem must be a bilevax.Problem, got {type(problem).__name__}")
     sampler = make_sampler(problem, key, blocks_per_step, batch_size, shuffle)
     rows = first_rows(initial_batch_size, batch_size)
     trackers = recipe.trackers(problem)
+    check_coefficients(recipe, problem, sampler)
     x, y, estimated = checked_start(problem, x0, y0, sampler)
-    missing = [
-        n for n, t in trackers.items() if not isinstance(t, Identity) and (rows == 0 or recipe.needs_smoothness(n))
-    ]
-    smoothness = estimate_smoothness(problem, x, y, sampler) if missing else {}
+    _check_hessian_slots(trackers, problem, sampler)
+    missing = {n: recipe.missing(n) for n, t in trackers.items() if not isinstance(t, Identity)}
+    probed = rows == 0 or any(missing.values())
+    smoothness = estimate_smoothness(problem, x, y, sampler) if probed else {}
+    floors = {
+        n: estimate_floor(problem, n, x, y, sampler, smoothness[n]) for n in missing if "floor" in missing[n]
+    }
     clocks = {n: Clocks(Clock.start(result_dtype(y[n])), Clock.start(result_dtype(y[n]))) for n in trackers}
     levels = {
         n: _blank(t, y[n], recipe.corrected, recipe.lazy, smoothness.get(n, 1.0)) for n, t in trackers.items()
@@ -62,8 +69,51 @@ def start_state(
     optimizer = recipe.upper_step.init(x) if isinstance(recipe.upper_step, optax.GradientTransformation) else None
     before = x if recipe.corrected else None
     step = jnp.zeros((), jnp.int32)
-    state = State(step, x, before, zeros_like(x), optimizer, levels, clocks, smoothness, sampler, problem.named)
+    state = State(step, x, before, zeros_like(x), optimizer, levels, clocks, smoothness, floors, sampler, problem.named)
     return state if rows == 0 else _first_pass(recipe, problem, state, estimated, rows)
+
+
+def check_coefficients(solver: Any, problem: Problem, sampler: Sampler) -> None:
+    """Raises if a coefficient does not fit the problem: its levels, its shape, or α = 1 without a γ."""
+    options = {name: getattr(solver, name, None) for name in _COEFFICIENTS}
+    for name, value in options.items():
+        checks.fits(name, value, sorted(problem.levels) if problem.named else None)
+
+    def known(name: str, level: str) -> Any:
+        value = options[name]
+        return value.get(level) if isinstance(value, Mapping) else value
+
+    for level in problem.levels:
+        if isinstance(options["alpha"], Mapping) and level not in options["alpha"]:
+            named = sorted(options["alpha"])
+            raise ValueError(f"alpha must name every lower level, got {named}, without {level!r}")
+        if not getattr(solver, "corrected", False):
+            continue
+        for alpha, gamma in (("alpha", "gamma"), ("alpha_bar", "gamma_bar")):
+            given = known(gamma, level) is not None or known("gamma", level) is not None
+            if given or not _is_one(known(alpha, level)):
+                continue
+            touched = sampler.per_step * int(np.prod(slot_shape(problem, sampler, level)))
+            if sampler.chance(problem, level, touched) < 1:
+                raise ValueError(
+                    f"{alpha} must be less than 1 where {gamma} is left out and a step visits {touched} of "
+                    f"{problem.slots_of(level)} slots, got {alpha} = 1: (m−I)/(I(1−α)) + (1−α) is infinite"
+                )
+
+
+def _is_one(value: Any) -> bool:
+    unknown = value is None or callable(value) or isinstance(value, jax.core.Tracer)
+    return not unknown and bool(np.asarray(value) >= 1)
+
+
+def _check_hessian_slots(trackers: dict[str, Any], problem: Problem, sampler: Sampler) -> None:
+    for name, tracker in trackers.items():
+        shape = slot_shape(problem, sampler, name)
+        if isinstance(tracker, TrackedHessian) and shape != ():
+            raise ValueError(
+                f"a tracked Hessian needs one slot per block, got slots of shape {shape} for the lower level "
+                f"{name!r}: use BSVRBv2, which tracks no Hessian"
+            )
 
 
 def first_rows(initial_batch_size: Any, batch_size: int | None) -> int | None:
@@ -88,13 +138,13 @@ def checked_start(
     for name, level in problem.levels.items():
         label = f"y0[{name!r}]" if problem.named else "y0"
         slots, rows = problem.slots_of(name), lower[name]
-        own = () if level.slots is None else _slot_shape(level, block, rows, name)
+        own = _slot_shape(level, block, rows, name)
         if isinstance(level, Argmin):
             y[name] = _with_slots(label, given[name], slots)
             one = jax.tree.map(lambda a, own=own: jax.ShapeDtypeStruct(own + a.shape[1:], a.dtype), y[name])
-            checks.scalar_output(f"lower level {name!r}", level.function, x, one, block, rows)
+            checks.scalar_output(f"lower level {name!r}", level.function, x=x, y=one, block=block, batch=rows)
             continue
-        value = checks.traced(f"lower level {name!r}", level.function, x, block, rows)
+        value = checks.floating_output(f"lower level {name!r}", level.function, x=x, block=block, batch=rows)
         expected = jax.tree.map(lambda a, own=own, n=slots: ((n, *a.shape[len(own) :]), a.dtype), value)
         if given[name] is None:
             estimated.add(name)
@@ -106,9 +156,9 @@ def checked_start(
                 raise ValueError(f"{label} must have the shapes of the mean it tracks, {expected}, got {got}")
     seen = {}
     for name, level in problem.levels.items():
-        own = () if level.slots is None else _slot_shape(level, block, lower[name], name)
+        own = _slot_shape(level, block, lower[name], name)
         seen[name] = jax.tree.map(lambda a, own=own: jax.ShapeDtypeStruct(own + a.shape[1:], a.dtype), y[name])
-    checks.scalar_output("upper", problem.upper, x, problem.view(seen), block, upper)
+    checks.scalar_output("upper", problem.upper, x=x, y=problem.view(seen), block=block, batch=upper)
     return x, y, frozenset(estimated)
 
 
@@ -129,7 +179,7 @@ def _one_block(problem: Problem, sampler: Sampler) -> tuple[PyTree, PyTree, dict
     """The shapes of one block's constants and batches, as the user's functions receive them."""
 
     def look(problem: Problem, sampler: Sampler) -> Sample:
-        return sampler.visit(problem, jnp.zeros(1, jnp.int32), sampler.key, sampler.batch_size, slots=False)
+        return sampler.visit(problem, jnp.zeros(1, jnp.int32), sampler.random, sampler.batch_size, slots=False)
 
     sample = jax.eval_shape(look, problem, sampler)
 
@@ -145,8 +195,18 @@ def _shape(leaf: Any, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, leaf.dtype)
 
 
+def slot_shape(problem: Problem, sampler: Sampler, name: str) -> tuple[int, ...]:
+    """The shape of the slots that one block touches at a level: () for one slot."""
+    if problem.levels[name].slots is None:
+        return ()
+    block, _, lower = _one_block(problem, sampler)
+    return _slot_shape(problem.levels[name], block, lower[name], name)
+
+
 def _slot_shape(level: Any, block: PyTree, rows: PyTree, name: str) -> tuple[int, ...]:
-    out = checks.traced(f"slots of lower level {name!r}", level.slots, block, rows)
+    if level.slots is None:
+        return ()
+    out = checks.traced(f"slots of lower level {name!r}", level.slots, block=block, batch=rows)
     if not (hasattr(out, "dtype") and jnp.issubdtype(out.dtype, jnp.integer) and len(out.shape) <= 1):
         raise ValueError(f"slots of lower level {name!r} must return one integer or a vector of them, got {out}")
     return out.shape
@@ -180,7 +240,7 @@ def _first_pass(
 
     def look(number: Any, blocks: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
         levels, total = carry
-        sample = state.sampler.visit(problem, blocks, state.sampler.stream(START, number), batch_size)
+        sample = state.sampler.visit(problem, blocks, state.sampler.random.at(START).at(number), batch_size)
         rows, z = _first_look(recipe, problem, state, levels, sample, estimated)
         levels = {name: scatter(levels[name], sample.slots[name], rows[name]) for name in levels}
         return levels, combine((1, total), (blocks.shape[0] / problem.count, z))
@@ -194,7 +254,7 @@ def _first_pass(
     levels, z = carry
     return State(
         state.step, state.x, state.x_before, z, state.optimizer, levels, state.clocks, state.smoothness,
-        state.sampler, state.named,
+        state.floors, state.sampler, state.named,
     )  # fmt: skip
 
 

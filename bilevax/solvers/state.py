@@ -24,7 +24,8 @@ class State(eqx.Module):
       optimizer: the state of the optax transformation, if `upper_step` is one.
       levels: the per-slot memory of each lower level.
       clocks: per level, the sums of steps that lazy slots catch up with.
-      smoothness: the estimates of L_g, where a step or a floor was left out.
+      smoothness: the estimates of L_g, where a step was left out.
+      floors: the floors of the tracked Hessians, where they were left out.
       sampler: the plan of sampling.
     """
 
@@ -36,6 +37,7 @@ class State(eqx.Module):
     levels: dict[str, Any]
     clocks: dict[str, Clocks]
     smoothness: dict[str, Array]
+    floors: dict[str, Array]
     sampler: Sampler
     named: bool = eqx.field(static=True)
 
@@ -46,7 +48,10 @@ class State(eqx.Module):
 
     @property
     def v(self) -> PyTree:
-        """The tracked [∇²_yy g]⁻¹ ∇_y f, caught up; None for levels that do not track it."""
+        """The tracked [∇²_yy g]⁻¹ ∇_y f, caught up; None for levels that do not track it.
+
+        Its projection onto the ball of `radius` is applied when a slot is next visited.
+        """
         return self._view(
             {n: self._current(m.v, n, "v") if isinstance(m, Memory) else None for n, m in self.levels.items()}
         )

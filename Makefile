@@ -1,0 +1,47 @@
+# `make demo` and `make test` set up everything they need in .venv; they need Python 3.11 or later, as
+# `python3` or as `make PYTHON=…`, and a package index.
+PYTHON ?= python3
+PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
+
+bin := .venv/bin
+
+# Tests that need data sets look here; without the folder they are skipped.
+data := $(abspath ../shared/data)
+ifneq ($(wildcard $(data)),)
+export BILEVAX_DATA ?= $(data)
+endif
+
+.PHONY: demo test lint format bench clean
+
+demo: .venv/experiments
+	$(bin)/python -m bilevax.demo
+
+test: .venv/dev
+	$(bin)/python -m pytest $(PYTEST_ARGS)
+
+lint: .venv/dev
+	$(bin)/ruff check .
+	$(bin)/ruff format --check .
+	$(bin)/pyright --pythonpath $(bin)/python
+
+format: .venv/dev
+	$(bin)/ruff check --fix .
+	$(bin)/ruff format .
+
+bench: .venv/dev
+	mkdir -p results
+	$(bin)/python -m benchmarks.step
+
+clean:
+	rm -rf .venv results .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp per set of extras: installed again when pyproject.toml changes.
+.venv/%: pyproject.toml | .venv/bin/python
+	$(bin)/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
+	touch $@
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "bilevax needs Python 3.11 or later; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv .venv

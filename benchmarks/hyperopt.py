@@ -1,0 +1,74 @@
+"""The paper's hyper-parameter problem on a8a and w8a: the data and the problem that benchmarks use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse as sp
+from sklearn.datasets import load_svmlight_file
+
+import bilevax as bx
+
+WIDTHS = {"a8a": 123, "w8a": 300}
+REGULARIZATION = 1e-3
+
+
+class Split(NamedTuple):
+    """Sparse rows and labels, 80% for training and 20% for validation."""
+
+    train: sp.csr_matrix
+    labels: np.ndarray
+    held: sp.csr_matrix
+    held_labels: np.ndarray
+
+
+def load(name: str, seed: int = 0) -> Split:
+    """A data set by name from the folder BILEVAX_DATA; generated rows of its shape where that is not set."""
+    folder = os.environ.get("BILEVAX_DATA")
+    if folder:
+        rows, labels = load_svmlight_file(str(Path(folder) / "libsvm" / name), n_features=WIDTHS[name])
+    else:
+        rng = np.random.default_rng(seed)
+        count, density = {"a8a": (22_696, 0.113), "w8a": (49_749, 0.039)}[name]
+        rows = sp.random(count, WIDTHS[name], density, "csr", rng=rng, data_rvs=np.ones)
+        labels = np.where(rows @ rng.normal(size=WIDTHS[name]) > 0, 1.0, -1.0)
+    order = np.random.default_rng(seed).permutation(len(labels))
+    cut = int(0.8 * len(labels))
+    train, held = order[:cut], order[cut:]
+    rows = sp.csr_matrix(rows, dtype=np.float32)
+    labels = labels.astype(np.float32)
+    return Split(rows[train], labels[train], rows[held], labels[held])
+
+
+def temperatures(blocks: int, seed: int = 0) -> np.ndarray:
+    """The paper's temperatures, uniform on [1, 11)."""
+    return np.random.default_rng(seed).uniform(1, 11, blocks).astype(np.float32)
+
+
+def upper(x, y, block, batch):
+    return jnp.mean(jax.nn.softplus(-batch["label"] * (batch["row"] @ y) / block["temperature"]))
+
+
+def lower(x, y, block, batch):
+    loss = jax.nn.softplus(-batch["label"] * (batch["row"] @ y) / block["temperature"])
+    return jnp.mean(jax.nn.sigmoid(x[batch["index"]]) * loss) + 0.5 * REGULARIZATION * y @ y
+
+
+def problem(split: Split, blocks: int = 100) -> tuple[bx.Problem, jax.Array, jax.Array]:
+    """The problem with dense rows, and where x and y start."""
+    n, features = split.train.shape
+    built = bx.Problem(
+        upper=upper,
+        lower=lower,
+        blocks={"temperature": temperatures(blocks)},
+        upper_data=bx.Shared({"row": split.held.toarray(), "label": split.held_labels}),
+        lower_data=bx.Shared(
+            {"row": split.train.toarray(), "label": split.labels, "index": np.arange(n, dtype=np.int32)}
+        ),
+    )
+    return built, jnp.zeros(n), jnp.zeros((blocks, features))

@@ -1,0 +1,122 @@
+"""Time per step on a8a and w8a (m = 100, I = 10, B = 32), beside a kernel written for this one problem.
+
+`python -m benchmarks.step` times every method and the sparse one-core numba kernel in turns, within one
+process, and reports the best of several turns; compilation is timed apart. With BILEVAX_DATA unset it
+runs on generated rows of the same shape, and says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+import bilevax as bx
+from benchmarks import hyperopt, kernel
+from bilevax.minimize import compiled_chunk, compiled_init
+
+BLOCKS, BLOCKS_PER_STEP, BATCH = 100, 10, 32
+METHODS = {"BSVRBv2": bx.BSVRBv2, "BSVRBv1": bx.BSVRBv1, "KSONG": bx.KSONG, "RSVRB": bx.RSVRB}
+STEPS = {"kernel": 2000, "BSVRBv2": 2000, "BSVRBv1": 50, "KSONG": 50, "RSVRB": 2}
+TARGETS = {("a8a", "BSVRBv2", "kernel"): 1.2, ("w8a", "BSVRBv2", "kernel"): 2.2, ("a8a", "BSVRBv1", "BSVRBv2"): 40.0}
+
+
+class Method:
+    """One of our methods, ready to run chunks of steps."""
+
+    def __init__(self, name: str, split: hyperopt.Split):
+        problem, x0, y0 = hyperopt.problem(split, BLOCKS)
+        self.inputs = (METHODS[name](upper_step=0.1), problem)
+        began = time.perf_counter()
+        self.state = compiled_init(
+            *self.inputs, x0, y0, jax.random.key(0), blocks_per_step=BLOCKS_PER_STEP, batch_size=BATCH
+        )
+        self.run(0)
+        self.compile_seconds = time.perf_counter() - began
+
+    def run(self, steps: int) -> None:
+        self.state, _ = compiled_chunk(self.inputs, self.state, jnp.asarray(steps))
+        jax.block_until_ready(self.state)
+
+
+class Kernel:
+    """The kernel, ready to run chunks of steps."""
+
+    def __init__(self, split: hyperopt.Split):
+        chance = BLOCKS_PER_STEP / BLOCKS
+        gamma = (1 / chance - 1) / 0.9 + 0.9
+        self.settings = kernel.Settings(
+            0.1, 0.02, 0.02, 0.1, 0.1, gamma, hyperopt.REGULARIZATION, BLOCKS_PER_STEP, BATCH
+        )
+        self.train = kernel.as_rows(split.train, split.labels)
+        self.held = kernel.as_rows(split.held, split.held_labels)
+        self.state = kernel.start(self.train, split.train.shape[1], BLOCKS, self.settings)
+        began = time.perf_counter()
+        self.run(1)
+        self.compile_seconds = time.perf_counter() - began
+
+    def run(self, steps: int) -> None:
+        kernel.run(self.state, self.settings, self.train, self.held, hyperopt.temperatures(BLOCKS), steps)
+
+
+def measure(data: str, methods: list[str], turns: int) -> dict[str, dict[str, float]]:
+    """Best seconds per step of everything, in turns."""
+    split = hyperopt.load(data)
+    runners = {"kernel": Kernel(split)} | {name: Method(name, split) for name in methods}
+    best = dict.fromkeys(runners, float("inf"))
+    for _ in range(turns):
+        for name, runner in runners.items():
+            began = time.perf_counter()
+            runner.run(STEPS[name])
+            best[name] = min(best[name], (time.perf_counter() - began) / STEPS[name])
+    return {n: {"microseconds": 1e6 * best[n], "compile_seconds": r.compile_seconds} for n, r in runners.items()}
+
+
+def markdown(results: dict[str, dict[str, dict[str, float]]]) -> str:
+    """The results as a table, and the ratios that have a target."""
+    lines = ["| data | method | µs per step | ratio to kernel | compile s |", "| --- | --- | --- | --- | --- |"]
+    for data, rows in results.items():
+        for name, row in rows.items():
+            ratio = row["microseconds"] / rows["kernel"]["microseconds"]
+            lines.append(
+                f"| {data} | {name} | {row['microseconds']:.1f} | {ratio:.2f} | {row['compile_seconds']:.1f} |"
+            )
+    lines.append("")
+    for (data, name, base), target in TARGETS.items():
+        rows = results.get(data, {})
+        if name in rows and base in rows:
+            ratio = rows[name]["microseconds"] / rows[base]["microseconds"]
+            lines.append(f"- {data}: {name} / {base} = {ratio:.2f} (target: at most {target})")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", nargs="+", default=["a8a", "w8a"], choices=sorted(hyperopt.WIDTHS))
+    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    options = parser.parse_args()
+    results = {}
+    for data in options.data:
+        # The Jacobians of RSVRB on w8a take 4.8 GB: one method at a time keeps memory low.
+        methods = [name for name in options.methods if (name, data) != ("RSVRB", "w8a")]
+        results[data] = measure(data, methods, options.turns)
+        if len(methods) < len(options.methods):
+            results[data] |= {k: v for k, v in measure(data, ["RSVRB"], 2).items() if k == "RSVRB"}
+    text = markdown(results)
+    source = "BILEVAX_DATA" if os.environ.get("BILEVAX_DATA") else "generated rows of the same shape"
+    text += f"\n\nData: {source}; device: {jax.devices()[0].device_kind}; best of {options.turns} turns.\n"
+    print(text)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "step.json").write_text(json.dumps(results, indent=2))
+    (options.out / "step.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
