@@ -110,8 +110,18 @@ def run(state, settings, train, validation, temperatures, steps):
     per_epoch = blocks // settings.blocks_per_step
     n = len(x)
     change = np.zeros((settings.blocks_per_step, settings.batch_size), x.dtype)
-    y1, y0, v1, v0 = np.empty(features, x.dtype), np.empty(features, x.dtype), np.empty(features, x.dtype), np.empty(features, x.dtype)
-    g1, g0, p1, p0 = np.empty(features, x.dtype), np.empty(features, x.dtype), np.empty(features, x.dtype), np.empty(features, x.dtype)
+    y1, y0, v1, v0 = (
+        np.empty(features, x.dtype),
+        np.empty(features, x.dtype),
+        np.empty(features, x.dtype),
+        np.empty(features, x.dtype),
+    )
+    g1, g0, p1, p0 = (
+        np.empty(features, x.dtype),
+        np.empty(features, x.dtype),
+        np.empty(features, x.dtype),
+        np.empty(features, x.dtype),
+    )
     for _ in range(steps):
         step = state.step[0]
         place = step % per_epoch
@@ -187,7 +197,9 @@ def check(steps: int = 30, seed: int = 0) -> float:
     settings = Settings(0.3, 0.2, 0.1, 0.3, 0.2, 2.0, 0.05, 3, 4)
     dense = [(rng.random((rows, features)) < 0.4) * rng.normal(size=(rows, features)) for rows in (n, 20)]
     labels = [rng.choice([-1.0, 1.0], len(rows)) for rows in dense]
-    train, validation = (as_rows(sp.csr_matrix(r), label, np.float64) for r, label in zip(dense, labels, strict=True))
+    train, validation = (
+        as_rows(sp.csr_matrix(r), label, np.float64) for r, label in zip(dense, labels, strict=True)
+    )
     temperatures = rng.uniform(1, 3, m)
     state = start(train, features, m, settings, seed)
 

@@ -1,10 +1,44 @@
 """Stochastic multi-block bilevel optimization in JAX."""
 
-from bilevax.diagnostics import hypergradient, objective, residuals, solve_lower
+from bilevax import theory
+from bilevax.diagnostics import Residuals, hypergradient, objective, residuals, solve_lower
 from bilevax.minimize import Result, advance, minimize
 from bilevax.problem import Problem, argmin, mean
 from bilevax.restart import Restart
 from bilevax.rows import Batch, PerBlock, Rows, Shared
 from bilevax.solvers import KSONG, MMBO, MSVR, RSVRB, SOBA, SONG, BSVRBv1, BSVRBv2, Info, Recipe, State
+from bilevax.stream import Stream
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "KSONG",
+    "MMBO",
+    "MSVR",
+    "RSVRB",
+    "SOBA",
+    "SONG",
+    "BSVRBv1",
+    "BSVRBv2",
+    "Batch",
+    "Info",
+    "PerBlock",
+    "Problem",
+    "Recipe",
+    "Residuals",
+    "Restart",
+    "Result",
+    "Rows",
+    "Shared",
+    "State",
+    "Stream",
+    "advance",
+    "argmin",
+    "hypergradient",
+    "mean",
+    "minimize",
+    "objective",
+    "residuals",
+    "solve_lower",
+    "theory",
+]

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.core import Tracer
 
 PyTree = Any
 
@@ -24,7 +25,7 @@ def leading_axis(name: str, tree: PyTree) -> int:
         where = name + jax.tree_util.keystr(path)
         if len(shape) == 0:
             raise ValueError(f"{where} must have a leading axis (one entry per row), got a scalar")
-        dtype = getattr(leaf, "dtype", np.asarray(leaf).dtype)
+        dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
         if not (jnp.issubdtype(dtype, jnp.number) or dtype == jnp.bool_):
             raise TypeError(f"{where} must be numeric, got dtype {dtype}")
         lengths[where] = shape[0]
@@ -64,6 +65,11 @@ def whole_number(name: str, value: Any, least: int, most: int | None = None) -> 
     return int(value)
 
 
+def is_traced(value: Any) -> bool:
+    """Whether a value stands for one that is not known yet."""
+    return isinstance(value, Tracer)
+
+
 def coefficient(
     name: str,
     value: Any,
@@ -79,7 +85,7 @@ def coefficient(
 
     Tracers and schedules pass: their values are not known yet.
     """
-    if callable(value) or isinstance(value, jax.core.Tracer) or (value is None and optional):
+    if callable(value) or is_traced(value) or (value is None and optional):
         return
     if by_level and isinstance(value, Mapping):
         for level, one in value.items():

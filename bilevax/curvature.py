@@ -30,16 +30,16 @@ from bilevax.trees import PyTree, combine, where_slot
 
 
 class Rates(eqx.Module):
-    """The coefficients of one level at one step."""
+    """The coefficients of one level at one step; None where the method or the level has no use for one."""
 
-    alpha: Array
-    gamma: Array | None
-    alpha_bar: Array
-    gamma_bar: Array | None
-    lower_step: Array | None
-    inverse_step: Array | None
-    radius: Array | None
-    floor: Array | None
+    alpha: Any
+    gamma: Any
+    alpha_bar: Any
+    gamma_bar: Any
+    lower_step: Any
+    inverse_step: Any
+    radius: Any
+    floor: Any
 
 
 class Clocks(eqx.Module):
@@ -120,7 +120,13 @@ class Identity:
         return by_y
 
     def refresh(
-        self, visit: Visit, problem: Problem, points: list[Point], seen: list[Gradients], v: list[PyTree], sample: Sample
+        self,
+        visit: Visit,
+        problem: Problem,
+        points: list[Point],
+        seen: list[Gradients],
+        v: list[PyTree],
+        sample: Sample,
     ) -> tuple[Memory, Array]:
         rows, rates = visit.rows, visit.rates
         y = track(rows.y, [one.v[visit.name] for one in seen], rates.alpha, rates.gamma)
@@ -142,7 +148,13 @@ class TrackedSolve:
         return [project_ball(v, visit.rates.radius, visit.slot_axes) for v in recalled]
 
     def refresh(
-        self, visit: Visit, problem: Problem, points: list[Point], seen: list[Gradients], v: list[PyTree], sample: Sample
+        self,
+        visit: Visit,
+        problem: Problem,
+        points: list[Point],
+        seen: list[Gradients],
+        v: list[PyTree],
+        sample: Sample,
     ) -> tuple[Memory, Array]:
         rows, rates = visit.rows, visit.rates
         assert rows.v is not None
@@ -176,7 +188,13 @@ class TrackedHessian:
         return [unflatten_slots(solved[..., place], one) for place, one in enumerate(by_y)]
 
     def refresh(
-        self, visit: Visit, problem: Problem, points: list[Point], seen: list[Gradients], v: list[PyTree], sample: Sample
+        self,
+        visit: Visit,
+        problem: Problem,
+        points: list[Point],
+        seen: list[Gradients],
+        v: list[PyTree],
+        sample: Sample,
     ) -> tuple[Memory, Array]:
         rows, rates = visit.rows, visit.rates
         samples = [hessians(problem, visit.name, point, sample) for point in points]
@@ -201,7 +219,9 @@ def raise_eigenvalues(matrices: Array, floor: Array) -> tuple[Array, Array]:
     symmetric = (matrices + jnp.swapaxes(matrices, -1, -2)) / 2
     if size == 1:
         return jnp.maximum(symmetric, floor), jnp.sum(symmetric < floor, dtype=jnp.int32)
-    factor = jax.lax.linalg.cholesky(symmetric - floor * jnp.eye(size, dtype=matrices.dtype), symmetrize_input=False)
+    factor = jax.lax.linalg.cholesky(
+        symmetric - floor * jnp.eye(size, dtype=matrices.dtype), symmetrize_input=False
+    )
     low = ~jnp.isfinite(factor[..., -1, -1])
 
     def lift(carry: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -107,8 +107,8 @@ def project_ball(tree: PyTree, radius: Array | None, slot_axes: int) -> PyTree:
     """Each slot's tree projected onto the ball of that radius; `slot_axes` leading axes are slots."""
     if radius is None:
         return tree
-    axes = lambda leaf: tuple(range(slot_axes, leaf.ndim))
-    squares = sum(jnp.sum(jnp.square(leaf), axis=axes(leaf)) for leaf in jax.tree.leaves(tree))
+    leaves = jax.tree.leaves(tree)
+    squares = sum(jnp.sum(jnp.square(leaf), axis=tuple(range(slot_axes, leaf.ndim))) for leaf in leaves)
     size = jnp.sqrt(squares)
     factor = jnp.where(size > radius, radius / jnp.where(size > 0, size, 1), 1)
     return jax.tree.map(lambda leaf: spread(factor, leaf) * leaf, tree)

@@ -89,7 +89,8 @@ def minimize(
       ... )
       >>> solver = bx.BSVRBv2(upper_step=0.1)
       >>> result = bx.minimize(
-      ...     problem, solver, jnp.zeros(2), jnp.zeros((4, 2)), steps=500, key=jax.random.key(0), progress=None
+      ...     problem, solver, jnp.zeros(2), jnp.zeros((4, 2)),
+      ...     steps=500, key=jax.random.key(0), progress=None,
       ... )
       >>> [round(float(value), 3) for value in result.x]  # the mean of the blocks
       [3.0, 4.0]
@@ -98,11 +99,15 @@ def minimize(
     every = max(1, steps // 100) if every is None else checks.whole_number("every", every, 1)
     checks.solver(solver)
     if not (metrics is None or isinstance(metrics, Mapping)):
-        raise TypeError(f"metrics must be a dict of functions of (problem, state), got {type(metrics).__name__}")
+        raise TypeError(
+            f"metrics must be a dict of functions of (problem, state), got {type(metrics).__name__}"
+        )
     measures = dict(metrics or {})
     for name, measure in measures.items():
         if not callable(measure):
-            raise TypeError(f"metrics[{name!r}] must be a function of (problem, state), got {type(measure).__name__}")
+            raise TypeError(
+                f"metrics[{name!r}] must be a function of (problem, state), got {type(measure).__name__}"
+            )
     display = make_progress(progress, steps)
     # Inside `_init` the solver's numbers are traced: what depends on their values is checked here.
     sampler = make_sampler(problem, key, blocks_per_step, batch_size, shuffle)
@@ -131,7 +136,12 @@ def minimize(
             jax.block_until_ready(state)
             running += time.perf_counter() - tick
             done += count
-            entry = {"step": done, "seconds": running, "objective": float(objective), "gradient_norm": float(_norm(state.z))}
+            entry = {
+                "step": done,
+                "seconds": running,
+                "objective": float(objective),
+                "gradient_norm": float(_norm(state.z)),
+            }
             entry |= {name: float(measure(problem, state)) for name, measure in measures.items()}
             for name, value in entry.items():
                 history.setdefault(name, []).append(value)
@@ -174,7 +184,7 @@ def _init(solver: Any, problem: Problem, x0: PyTree, y0: PyTree, key: Array, pla
 
 
 def compiled_init(solver: Any, problem: Problem, x0: PyTree, y0: PyTree, key: Array, **plan: Any) -> State:
-    """`solver.init`, compiled; none of the state's buffers is the caller's or held twice, so it can be donated."""
+    """`solver.init`, compiled; its buffers are nobody else's and none is held twice: it can be donated."""
     return jax.tree.map(jnp.copy, _init(numbers_as_arrays(solver), problem, x0, y0, key, plan))
 
 

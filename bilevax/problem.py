@@ -31,17 +31,28 @@ class Level(eqx.Module):
         if not callable(self.function):
             raise TypeError(f"a lower level needs a function, got {type(self.function).__name__}")
         if (self.slots is None) != (self.count is None):
-            raise ValueError("slots and count go together: which slots a batch touches, and how many there are")
+            got = "count without slots" if self.slots is None else "slots without count"
+            raise ValueError(
+                f"slots and count go together (which slots a batch touches, and of how many), got {got}"
+            )
         if self.slots is not None and not callable(self.slots):
             raise TypeError(f"slots must be a function of (block, batch), got {type(self.slots).__name__}")
         if self.count is not None:
             checks.whole_number("count", self.count, 1)
 
+    def pairing(
+        self, x: PyTree, y: PyTree, v: PyTree, block: PyTree, rows: PyTree, weight: Array | None
+    ) -> Array:
+        """The level's term of the scalar ℓ."""
+        raise NotImplementedError
+
 
 class Argmin(Level):
     """A lower level y_i(x) = argmin_y g_i(x, y). Made by `bilevax.argmin`."""
 
-    def pairing(self, x: PyTree, y: PyTree, v: PyTree, block: PyTree, rows: PyTree, weight: Array | None) -> Array:
+    def pairing(
+        self, x: PyTree, y: PyTree, v: PyTree, block: PyTree, rows: PyTree, weight: Array | None
+    ) -> Array:
         """−⟨v, ∇_y g⟩: the level's term of the scalar ℓ, a directional derivative of g."""
         return -jax.jvp(lambda y: self.value(x, y, block, rows, weight), (y,), (v,))[1]
 
@@ -53,7 +64,9 @@ class Argmin(Level):
 class Mean(Level):
     """A lower level y_i(x) = E[c_i(x; ζ)]. Made by `bilevax.mean`."""
 
-    def pairing(self, x: PyTree, y: PyTree, v: PyTree, block: PyTree, rows: PyTree, weight: Array | None) -> Array:
+    def pairing(
+        self, x: PyTree, y: PyTree, v: PyTree, block: PyTree, rows: PyTree, weight: Array | None
+    ) -> Array:
         """⟨v, c⟩: the level's term of the scalar ℓ."""
         return trees.inner(v, self.value(x, block, rows, weight))
 
@@ -193,15 +206,16 @@ class Problem(eqx.Module):
             raise ValueError(f"{name} must be a dict with the lower levels {sorted(self.levels)}, got {got}")
         return {level: tree[level] for level in self.levels}
 
-    def upper_value(self, x: PyTree, y: dict[str, PyTree], block: PyTree, rows: PyTree, weight: Array | None) -> Array:
+    def upper_value(
+        self, x: PyTree, y: dict[str, PyTree], block: PyTree, rows: PyTree, weight: Array | None
+    ) -> Array:
         """f_i(x, y; ξ)."""
         return average(lambda rows: self.upper(x, self.view(y), block, rows), rows, weight)
 
     def draw_lower(self, random: Stream, blocks: Array, size: int | None) -> dict[str, Batch]:
         """One batch per level; levels with the same data source share it."""
         batches = [
-            draw(source, random.at(1 + place), blocks, size)
-            for place, source in enumerate(self.lower_data)
+            draw(source, random.at(1 + place), blocks, size) for place, source in enumerate(self.lower_data)
         ]
         return {name: batches[place] for name, place in self.source_of}
 
@@ -223,7 +237,8 @@ def _as_level(name: str, lower: Any) -> Level:
     if callable(lower):
         return Argmin(lower)
     raise TypeError(
-        f"lower level {name!r} must be a function, bilevax.argmin(…) or bilevax.mean(…), got {type(lower).__name__}"
+        f"lower level {name!r} must be a function, bilevax.argmin(…) or bilevax.mean(…), "
+        f"got {type(lower).__name__}"
     )
 
 
@@ -231,6 +246,8 @@ def _as_rows(name: str, source: Any, blocks: int) -> Rows | None:
     if source is None:
         return None
     if not isinstance(source, Rows):
-        raise TypeError(f"{name} must be bilevax.Shared(…), bilevax.PerBlock(…) or None, got {type(source).__name__}")
+        raise TypeError(
+            f"{name} must be bilevax.Shared(…), bilevax.PerBlock(…) or None, got {type(source).__name__}"
+        )
     source.check(name, blocks)
     return source

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bilevax.checks import leading_axis
+from bilevax.checks import is_traced, leading_axis
 from bilevax.stream import Stream
 
 PyTree = Any
@@ -53,7 +53,7 @@ class Packed(eqx.Module):
 
     def __init__(self, rows: PyTree):
         leaves, structure = jax.tree.flatten(rows)
-        arrays = [leaf if isinstance(leaf, jax.core.Tracer) else jnp.asarray(leaf) for leaf in leaves]
+        arrays = [leaf if is_traced(leaf) else jnp.asarray(leaf) for leaf in leaves]
         self.dtypes = tuple(array.dtype for array in arrays)
         self.stored = jax.tree.unflatten(structure, [_in_bytes(array) for array in arrays])
 
@@ -73,7 +73,7 @@ class Packed(eqx.Module):
 
 
 def _in_bytes(array: Array) -> Array:
-    if isinstance(array, jax.core.Tracer) or array.ndim < 2 or array.size < _LARGE:
+    if is_traced(array) or array.ndim < 2 or array.size < _LARGE:
         return array
     if not jnp.issubdtype(array.dtype, jnp.floating):
         return array

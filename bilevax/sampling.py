@@ -77,7 +77,9 @@ class Sampler(eqx.Module):
         """The sample of given blocks; `slots=False` leaves out which slots they touch."""
         constants = jax.tree.map(lambda a: a.at[blocks].get(mode="promise_in_bounds"), problem.blocks)
         lower = problem.draw_lower(random, blocks, batch_size)
-        touched = {n: _slots(level, blocks, constants, lower[n]) for n, level in problem.levels.items() if slots}
+        touched = {
+            n: _slots(level, blocks, constants, lower[n]) for n, level in problem.levels.items() if slots
+        }
         upper = draw(problem.upper_data, random.at(0), blocks, batch_size)
         return Sample(blocks, constants, touched, upper, lower)
 
@@ -99,7 +101,9 @@ def make_sampler(
         batch_size = checks.whole_number("batch_size", batch_size, 1)
     if not isinstance(shuffle, bool):
         raise TypeError(f"shuffle must be True or False, got {shuffle!r}")
-    if not (isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ()):
+    if not (
+        isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ()
+    ):
         raise TypeError(f"key must be one key made by jax.random.key(seed), got {key!r}")
     return Sampler(Stream.start(key), problem.count, per_step, batch_size, shuffle)
 

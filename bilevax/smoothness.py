@@ -43,9 +43,13 @@ def estimate_smoothness(
         if not isinstance(level, Argmin):
             continue
 
-        def largest(x: Any, y: Any, key: Any, constants: Any, upper: Any, lower: Any, name=name, level=level) -> Array:
+        def largest(
+            x: Any, y: Any, key: Any, constants: Any, upper: Any, lower: Any, name=name, level=level
+        ) -> Array:
             def gradient(y: PyTree) -> PyTree:
-                return jax.grad(lambda y: level.value(x, y, constants, lower[name].rows, lower[name].weight))(y)
+                return jax.grad(lambda y: level.value(x, y, constants, lower[name].rows, lower[name].weight))(
+                    y
+                )
 
             def iterate(_: Any, carry: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
                 v, _size = carry

@@ -37,7 +37,8 @@ class Stream(eqx.Module):
         """The number-th of the streams that split off from this one."""
         count = jnp.asarray(number).astype(jnp.uint32)
         return Stream(
-            mix(self.first ^ mix(count + jnp.uint32(_GOLDEN))), mix(self.second + mix(count ^ jnp.uint32(_GOLDEN)))
+            mix(self.first ^ mix(count + jnp.uint32(_GOLDEN))),
+            mix(self.second + mix(count ^ jnp.uint32(_GOLDEN))),
         )
 
     def bits(self, shape: tuple[int, ...]) -> Array:

@@ -51,7 +51,8 @@ def where_slot(condition: Array, yes: PyTree, no: PyTree) -> PyTree:
 
 def inner(a: PyTree, b: PyTree) -> Array:
     """The Euclidean inner product of two trees."""
-    return sum(jnp.vdot(p, q) for p, q in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    products = [jnp.vdot(p, q) for p, q in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)]
+    return sum(products[1:], products[0])
 
 
 def norm(tree: PyTree) -> Array:

@@ -167,9 +167,12 @@ PARTS = {
     "argmin of a number": (lambda: bx.argmin(1), TypeError, "a lower level needs a function", "got int"),
     "mean of None": (lambda: bx.mean(None), TypeError, "a lower level needs a function", "got NoneType"),
     "slots without count": (
-        lambda: bx.argmin(lower, slots=lambda b, r: 0), ValueError, "slots and count go together",
+        lambda: bx.argmin(lower, slots=lambda b, r: 0),
+        ValueError, "slots and count go together", "got slots without count",
     ),
-    "count without slots": (lambda: bx.mean(inner, count=3), ValueError, "slots and count go together"),
+    "count without slots": (
+        lambda: bx.mean(inner, count=3), ValueError, "slots and count go together", "got count without slots",
+    ),
     "no slots": (
         lambda: bx.mean(inner, slots=lambda b, r: 0, count=0),
         ValueError, "count must be at least 1", "got 0",

@@ -401,6 +401,23 @@ def test_a_deterministic_run_of_many_blocks_has_the_same_steps_for_every_key():
     close(smoothness(jax.random.key(0)), smoothness(jax.random.key(1)), 1e-6)
 
 
+def test_a_problem_may_be_made_and_solved_inside_a_program():
+    @jax.jit
+    def solve(targets):
+        problem = bx.Problem(
+            lambda x, y, block, batch: jnp.sum((y - jnp.mean(batch, 0)) ** 2),
+            bx.mean(lambda x, block, batch: block * x),
+            jnp.ones_like(targets),
+            bx.Shared(targets),
+        )
+        solver = bx.SONG(0.2, alpha=1.0, beta=1.0)
+        state = solver.init(problem, jnp.zeros(2), key=jax.random.key(0))
+        return bx.advance(problem, solver, state, 100).x
+
+    targets = jnp.asarray([[1.0, 2.0], [3.0, 4.0]])
+    np.testing.assert_allclose(solve(targets), [2, 3], atol=1e-3)
+
+
 @pytest.mark.parametrize("x0", [0.5, np.float32(0.5), np.array([0.5, 0.1], np.float32)], ids=str)
 def test_x_may_start_from_plain_numbers(x0):
     problem = bx.Problem(

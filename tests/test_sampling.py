@@ -94,7 +94,7 @@ def test_streams_split_twice_do_not_meet():
 
 def awkward_sizes():
     """Small numbers of blocks, and those just around the full grids of the permutation."""
-    full = [side * (side + more) for side in (8, 9, 10, 13, 17) for more in (0, 1)]
+    full = [side * (side + more) for side in (8, 9, 17) for more in (0, 1)]
     return sorted({1, 2, 3, 4, 5, 31, 63, 64, 65, 300} | {size + off for size in full for off in (-1, 0, 1)})
 
 

@@ -124,8 +124,17 @@ class Recipe(eqx.Module):
         x, optimizer = upper_move(self.upper_step, state, z, stage)
         x_before = state.x if self.corrected else None
         after = State(
-            state.step + 1, x, x_before, z, optimizer, levels, clocks, state.smoothness, state.floors,
-            state.sampler, state.named
+            state.step + 1,
+            x,
+            x_before,
+            z,
+            optimizer,
+            levels,
+            clocks,
+            state.smoothness,
+            state.floors,
+            state.sampler,
+            state.named,
         )
         return after, _info(seen[0].objective, z, visits, sum(repaired))
 
@@ -171,13 +180,15 @@ class Recipe(eqx.Module):
             by_y = _at_points(lambda point: upper_gradients(problem, point, sample), points)
         found = {n: t.directions(visits[n], [one.get(n) for one in by_y]) for n, t in trackers.items()}
         v = [{n: vs[place] for n, vs in found.items()} for place in range(len(points))]
-        seen = _at_points(lambda pair: gradients(problem, *pair, sample), list(zip(points, v, strict=True)))
+        seen = _at_points(
+            lambda pair: gradients(problem, pair[0], pair[1], sample), list(zip(points, v, strict=True))
+        )
         return points, v, seen
 
     def rates(self, problem: Problem, state: State, name: str, touched: int, stage: Array | int) -> Rates:
         """The coefficients of a level at the present step: a restart halves α and shrinks steps by √2."""
 
-        def at(option: str) -> Array | None:
+        def at(option: str) -> Any:
             return evaluate(self.option(option), state.step, name)
 
         chance = state.sampler.chance(problem, name, touched)

@@ -15,7 +15,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from bilevax import checks
-from bilevax.curvature import Clocks, flatten_slots, raise_eigenvalues, solve, unflatten_slots
+from bilevax.curvature import Clocks, raise_eigenvalues, solve, unflatten_slots
 from bilevax.lagrangian import over_blocks
 from bilevax.memory import Clock, Moving, Reading, gather, project_ball, scatter
 from bilevax.problem import Argmin, Problem
@@ -55,9 +55,9 @@ class Tracked(eqx.Module):
 class RSVRB(eqx.Module):
     r"""Randomized stochastic variance-reduced bilevel method.
 
-    Every piece :math:`p \in \{\nabla_x f, \nabla_y f, \nabla_y g, \nabla_{yy}^2 g, \nabla_{xy}^2 g\}` of every
-    block is tracked by STORM on the randomized coordinate estimator, which is m/I times the sample on
-    sampled blocks and zero elsewhere:
+    Every piece :math:`p \in \{\nabla_x f, \nabla_y f, \nabla_y g, \nabla_{yy}^2 g, \nabla_{xy}^2 g\}`
+    of every block is tracked by STORM on the randomized coordinate estimator, which is m/I times the
+    sample on sampled blocks and zero elsewhere:
 
     .. math::
         p_i \leftarrow \begin{cases}
@@ -68,7 +68,8 @@ class RSVRB(eqx.Module):
 
     .. math::
         z \leftarrow (1-\beta)(z - \tilde G) + G, \qquad
-        G = \tfrac1I \sum_{j \in J_t} \nabla_x f_j - \nabla_{xy}^2 g_j S_\lambda[\nabla_{yy}^2 g_j]^{-1} \nabla_y f_j
+        G = \tfrac1I \sum_{j \in J_t} \nabla_x f_j
+            - \nabla_{xy}^2 g_j S_\lambda[\nabla_{yy}^2 g_j]^{-1} \nabla_y f_j
 
     from the tracked pieces after the refresh (:math:`\tilde G`: before it); all blocks move,
     :math:`y_i \leftarrow \Pi_Y[y_i - \tau s_i]`, and :math:`x \leftarrow x - \eta z`.
@@ -144,7 +145,9 @@ class RSVRB(eqx.Module):
         pieces = Pieces(
             jnp.zeros((m, d_x), dtype),
             jnp.zeros((m, d_y), dtype),
-            jnp.broadcast_to(smoothness.get(name, 1.0) * jnp.eye(d_y, dtype=dtype), (m, d_y, d_y)).astype(dtype),
+            jnp.broadcast_to(smoothness.get(name, 1.0) * jnp.eye(d_y, dtype=dtype), (m, d_y, d_y)).astype(
+                dtype
+            ),
             jnp.zeros((m, d_y, d_x), dtype),
         )
         z = zeros_like(x)
@@ -165,9 +168,13 @@ class RSVRB(eqx.Module):
         stamp = Reading(jnp.zeros((m,), dtype), jnp.zeros((m,), dtype))
         memory = Tracked(Moving(y, slope, None), y, pieces, stamp)
         clocks = {name: Clocks(Clock.start(dtype), Clock.start(dtype))}
-        optimizer = self.upper_step.init(x) if isinstance(self.upper_step, optax.GradientTransformation) else None
+        optimizer = (
+            self.upper_step.init(x) if isinstance(self.upper_step, optax.GradientTransformation) else None
+        )
         step = jnp.zeros((), jnp.int32)
-        return State(step, x, x, z, optimizer, {name: memory}, clocks, smoothness, floors, sampler, problem.named)
+        return State(
+            step, x, x, z, optimizer, {name: memory}, clocks, smoothness, floors, sampler, problem.named
+        )
 
     def step(self, problem: Problem, state: State, stage: Array | int = 0) -> tuple[State, Info]:
         """Takes one step; see `BSVRBv2.step`."""
@@ -311,6 +318,6 @@ def _check_memory(blocks: int, d_x: int, d_y: int, dtype: Any) -> None:
     have = available_bytes()
     if need > have:
         raise MemoryError(
-            f"RSVRB tracks a Jacobian per block: {blocks} blocks × d_y = {d_y} × d_x = {d_x} in {np.dtype(dtype)} "
-            f"need {need:,} bytes, the device has {have:,}. BSVRBv1 and BSVRBv2 need no Jacobian."
+            f"RSVRB tracks a Jacobian per block: {blocks} blocks × d_y = {d_y} × d_x = {d_x} in "
+            f"{np.dtype(dtype)} need {need:,} bytes, the device has {have:,}. BSVRBv1 and BSVRBv2 need no Jacobian."
         )

@@ -66,10 +66,14 @@ def start_state(
     levels = {
         n: _blank(t, y[n], recipe.corrected, recipe.lazy, smoothness.get(n, 1.0)) for n, t in trackers.items()
     }
-    optimizer = recipe.upper_step.init(x) if isinstance(recipe.upper_step, optax.GradientTransformation) else None
+    optimizer = (
+        recipe.upper_step.init(x) if isinstance(recipe.upper_step, optax.GradientTransformation) else None
+    )
     before = x if recipe.corrected else None
     step = jnp.zeros((), jnp.int32)
-    state = State(step, x, before, zeros_like(x), optimizer, levels, clocks, smoothness, floors, sampler, problem.named)
+    state = State(
+        step, x, before, zeros_like(x), optimizer, levels, clocks, smoothness, floors, sampler, problem.named
+    )
     return state if rows == 0 else _first_pass(recipe, problem, state, estimated, rows)
 
 
@@ -102,7 +106,7 @@ def check_coefficients(solver: Any, problem: Problem, sampler: Sampler) -> None:
 
 
 def _is_one(value: Any) -> bool:
-    unknown = value is None or callable(value) or isinstance(value, jax.core.Tracer)
+    unknown = value is None or callable(value) or checks.is_traced(value)
     return not unknown and bool(np.asarray(value) >= 1)
 
 
@@ -122,7 +126,9 @@ def first_rows(initial_batch_size: Any, batch_size: int | None) -> int | None:
         return batch_size
     if isinstance(initial_batch_size, str):
         if initial_batch_size != "all":
-            raise ValueError(f"initial_batch_size must be an integer, None or 'all', got {initial_batch_size!r}")
+            raise ValueError(
+                f"initial_batch_size must be an integer, None or 'all', got {initial_batch_size!r}"
+            )
         return None
     return checks.whole_number("initial_batch_size", initial_batch_size, 0)
 
@@ -157,14 +163,18 @@ def checked_start(
     seen = {}
     for name, level in problem.levels.items():
         own = _slot_shape(level, block, lower[name], name)
-        seen[name] = jax.tree.map(lambda a, own=own: jax.ShapeDtypeStruct(own + a.shape[1:], a.dtype), y[name])
+        seen[name] = jax.tree.map(
+            lambda a, own=own: jax.ShapeDtypeStruct(own + a.shape[1:], a.dtype), y[name]
+        )
     checks.scalar_output("upper", problem.upper, x=x, y=problem.view(seen), block=block, batch=upper)
     return x, y, frozenset(estimated)
 
 
 def _with_slots(label: str, value: PyTree, slots: int) -> PyTree:
     if value is None:
-        raise ValueError(f"{label} must be given for an argmin level, with a leading axis of {slots} slots, got None")
+        raise ValueError(
+            f"{label} must be given for an argmin level, with a leading axis of {slots} slots, got None"
+        )
     tree = checks.floating(label, value)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if leaf.ndim == 0 or leaf.shape[0] != slots:
@@ -179,13 +189,17 @@ def _one_block(problem: Problem, sampler: Sampler) -> tuple[PyTree, PyTree, dict
     """The shapes of one block's constants and batches, as the user's functions receive them."""
 
     def look(problem: Problem, sampler: Sampler) -> Sample:
-        return sampler.visit(problem, jnp.zeros(1, jnp.int32), sampler.random, sampler.batch_size, slots=False)
+        return sampler.visit(
+            problem, jnp.zeros(1, jnp.int32), sampler.random, sampler.batch_size, slots=False
+        )
 
     sample = jax.eval_shape(look, problem, sampler)
 
     def one(batch: Any) -> PyTree:
         leaves = jax.tree.map(lambda a: a if batch.shared else _shape(a, a.shape[1:]), batch.rows)
-        return leaves if batch.weight is None else jax.tree.map(lambda a: _shape(a, (1, *a.shape[1:])), leaves)
+        return (
+            leaves if batch.weight is None else jax.tree.map(lambda a: _shape(a, (1, *a.shape[1:])), leaves)
+        )
 
     constants = jax.tree.map(lambda a: _shape(a, a.shape[1:]), sample.constants)
     return constants, one(sample.upper), {name: one(batch) for name, batch in sample.lower.items()}
@@ -208,7 +222,9 @@ def _slot_shape(level: Any, block: PyTree, rows: PyTree, name: str) -> tuple[int
         return ()
     out = checks.traced(f"slots of lower level {name!r}", level.slots, block=block, batch=rows)
     if not (hasattr(out, "dtype") and jnp.issubdtype(out.dtype, jnp.integer) and len(out.shape) <= 1):
-        raise ValueError(f"slots of lower level {name!r} must return one integer or a vector of them, got {out}")
+        raise ValueError(
+            f"slots of lower level {name!r} must return one integer or a vector of them, got {out}"
+        )
     return out.shape
 
 
@@ -259,7 +275,12 @@ def _first_pass(
 
 
 def _first_look(
-    recipe: Any, problem: Problem, state: State, levels: dict[str, Memory], sample: Sample, estimated: frozenset[str]
+    recipe: Any,
+    problem: Problem,
+    state: State,
+    levels: dict[str, Memory],
+    sample: Sample,
+    estimated: frozenset[str],
 ) -> tuple[dict[str, Memory], PyTree]:
     trackers = recipe.trackers(problem)
     rows = {name: gather(levels[name], sample.slots[name]) for name in levels}

@@ -57,7 +57,9 @@ class State(eqx.Module):
         )
 
     def _current(self, variable: Any, name: str, clock: str) -> PyTree:
-        return variable.at(getattr(self.clocks[name], clock).now) if isinstance(variable, Moving) else variable
+        return (
+            variable.at(getattr(self.clocks[name], clock).now) if isinstance(variable, Moving) else variable
+        )
 
     def _view(self, by_level: dict[str, PyTree]) -> PyTree:
         return by_level if self.named else next(iter(by_level.values()))
