@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 import bilevax as bx
 from benchmarks import hyperopt, kernel
-from bilevax.minimize import compiled_chunk, compiled_init
+from bilevax.chunks import compiled_chunk, compiled_init
 
 BLOCKS, BLOCKS_PER_STEP, BATCH = 100, 10, 32
 METHODS = {"BSVRBv2": bx.BSVRBv2, "BSVRBv1": bx.BSVRBv1, "KSONG": bx.KSONG, "RSVRB": bx.RSVRB}

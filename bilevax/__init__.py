@@ -1,8 +1,11 @@
 """Stochastic multi-block bilevel optimization in JAX."""
 
 from bilevax import theory
+from bilevax.checkpoint import CheckpointError
+from bilevax.chunks import advance
 from bilevax.diagnostics import Residuals, hypergradient, objective, residuals, solve_lower
-from bilevax.minimize import Result, advance, minimize
+from bilevax.minimize import Best, Result, minimize
+from bilevax.outcome import DivergedError, Outcome
 from bilevax.problem import Problem, argmin, mean
 from bilevax.restart import Restart
 from bilevax.rows import Batch, PerBlock, Rows, Shared
@@ -21,7 +24,11 @@ __all__ = [
     "BSVRBv1",
     "BSVRBv2",
     "Batch",
+    "Best",
+    "CheckpointError",
+    "DivergedError",
     "Info",
+    "Outcome",
     "PerBlock",
     "Problem",
     "Recipe",

@@ -1,36 +1,59 @@
-"""The loop around compiled chunks of steps."""
+"""The loop around compiled chunks: measuring, stopping, saving, and what a person sees."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from bilevax import checks
+from bilevax.checkpoint import Checkpoints, identity
+from bilevax.chunks import compiled_chunk, compiled_init, numbers_as_arrays, sizes
+from bilevax.divergence import describe
+from bilevax.history import History, JsonLines
+from bilevax.interrupts import Interrupts
+from bilevax.outcome import DivergedError, Outcome
 from bilevax.problem import Problem
 from bilevax.progress import Choice, Progress, make_progress
 from bilevax.restart import Restart
 from bilevax.sampling import make_sampler
 from bilevax.solvers.start import check_coefficients
 from bilevax.solvers.state import State
-from bilevax.trees import PyTree, norm
+from bilevax.trees import PyTree
+
+_CHUNK_SECONDS = 0.5  # a compiled chunk lasts about this long: so soon are signals and clocks looked at
+_FIRST_CHUNK = 8
 
 
-class Result(eqx.Module):
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """The best iterate by a metric."""
+
+    x: PyTree
+    y: PyTree
+    step: int
+    value: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
     """What `minimize` returns.
 
     Attributes:
       x: the upper variable at the end.
       y: the lower variables at the end, caught up; a dict if the levels have names.
       state: the whole state, from which the run can go on.
-      history: arrays by name: "step", "seconds", "objective" (mean over the steps since the entry
-        before), "gradient_norm" (‖z‖) and every metric.
+      history: what was measured; `history["objective"]` is an array, `history.frame()` a pandas frame.
+      outcome: why the run ended.
+      message: the same in a sentence.
+      best: the best iterate by the metric that `patience` watches.
       steps_per_second: speed of the compiled steps, compilation left out.
       compile_seconds: time to trace and compile.
     """
@@ -38,9 +61,16 @@ class Result(eqx.Module):
     x: PyTree
     y: PyTree
     state: State
-    history: dict[str, np.ndarray]
+    history: History
+    outcome: Outcome
+    message: str
+    best: Best | None
     steps_per_second: float
     compile_seconds: float
+
+    def plot(self, names: list[str] | None = None, against: str = "step") -> Any:
+        """The history as a matplotlib figure; `figure.savefig("run.png")` writes it."""
+        return self.history.plot(names, against)
 
 
 def minimize(
@@ -58,6 +88,17 @@ def minimize(
     metrics: Mapping[str, Callable[[Problem, State], Any]] | None = None,
     every: int | None = None,
     progress: Choice | Progress | None = "auto",
+    seconds: float | None = None,
+    tolerance: float | None = None,
+    patience: int | None = None,
+    watch: str = "objective",
+    checkpoint: str | Path | None = None,
+    save_every: int | None = None,
+    save_seconds: float | None = 300.0,
+    keep: int = 3,
+    resume: bool = False,
+    log: str | Path | None = None,
+    throw: bool = True,
 ) -> Result:
     """Minimises F by a solver.
 
@@ -76,9 +117,27 @@ def minimize(
       metrics: functions of (problem, state), called between compiled chunks; each gives one number.
       every: steps between two entries of the history; left out, a hundredth of the run.
       progress: "auto" (a bar on a terminal, lines elsewhere), "bar", "lines", or None for silence.
+      seconds: stop after about so much time, compilation included.
+      tolerance: stop when ‖z‖ is at most this.
+      patience: stop when `watch` has not improved for so many entries; the best iterate is kept.
+      watch: the metric that `patience` looks at; smaller is better.
+      checkpoint: a directory for checkpoints, written in the background.
+      save_every: steps between checkpoints.
+      save_seconds: seconds between checkpoints; one is written at the end in any case.
+      keep: how many of the latest checkpoints are kept.
+      resume: go on from the latest checkpoint, if there is one; the run ends with the same bits as one that
+        was never stopped.
+      log: a file that gets every entry of the history as a line of JSON while the run goes on.
+      throw: raise if the run diverges; False returns the result with its outcome.
+
+    The first SIGINT or SIGTERM ends the chunk, saves and returns; the second stops the program at once.
 
     Returns:
       A `Result`.
+
+    Raises:
+      DivergedError: if f is not finite any more, and `throw` is set. The last finite checkpoint stays.
+      CheckpointError: if checkpoints cannot be written, or belong to another run.
 
     Example:
       >>> import bilevax as bx, jax, jax.numpy as jnp
@@ -94,10 +153,180 @@ def minimize(
       ... )
       >>> [round(float(value), 3) for value in result.x]  # the mean of the blocks
       [3.0, 4.0]
+      >>> print(result.outcome)
+      finished
     """
+    began = time.monotonic()
     steps = checks.whole_number("steps", steps, 0)
     every = max(1, steps // 100) if every is None else checks.whole_number("every", every, 1)
+    measures = _checked_metrics(metrics)
+    _check_stopping(seconds, tolerance, patience, watch, measures, save_every, save_seconds, keep, checkpoint, resume)
     checks.solver(solver)
+    display = make_progress(progress, steps)
+    # Inside the compiled init the solver's numbers are traced: what depends on their values is checked here.
+    sampler = make_sampler(problem, key, blocks_per_step, batch_size, shuffle)
+    check_coefficients(solver.solver if isinstance(solver, Restart) else solver, problem, sampler)
+
+    plan = {"blocks_per_step": blocks_per_step, "batch_size": batch_size, "shuffle": shuffle}
+    state = compiled_init(solver, problem, x0, y0, key, initial_batch_size=initial_batch_size, **plan)
+    inputs = (numbers_as_arrays(solver), problem)
+    run = _Run(state, best=(state.x, state.y) if patience else None)
+    store = Checkpoints(checkpoint, identity(problem, solver, state), keep) if checkpoint is not None else None
+    lines = None
+    try:
+        if store is not None and resume:
+            run.continue_from(store)
+        state, _ = compiled_chunk(inputs, jax.tree.map(jnp.copy, run.state), 0)
+        run.state = jax.block_until_ready(state)
+        lines = JsonLines(log, run.history.entries)
+        run.compile_seconds = time.monotonic() - began
+        saved = time.monotonic()
+        with Interrupts() as interrupts, display:
+            while (outcome := run.outcome(steps, seconds, tolerance, patience, began, interrupts)) is None:
+                boundary = min(steps, (run.done // every + 1) * every)
+                if save_every is not None:
+                    boundary = min(boundary, (run.done // save_every + 1) * save_every)
+                run.advance(inputs, boundary)
+                if run.done % every == 0 or run.done == steps or run.failed:
+                    entry = run.measure(problem, measures, watch)
+                    lines.write(entry)
+                    shown = {n: v for n, v in entry.items() if n not in ("step", "seconds")}
+                    display.update(run.done, run.speed, shown)
+                due = save_every is not None and run.done % save_every == 0
+                due |= save_seconds is not None and time.monotonic() - saved >= save_seconds
+                if store is not None and due and not run.failed:
+                    run.save(store)
+                    saved = time.monotonic()
+        if store is not None:
+            if not run.failed:
+                run.save(store)
+            store.wait()
+    finally:
+        if lines is not None:
+            lines.close()
+        if store is not None:
+            store.close()
+    result = run.result(outcome)
+    if outcome is Outcome.DIVERGED and throw:
+        raise DivergedError(result.message, result)
+    return result
+
+
+class _Run:
+    """What changes while a run goes on."""
+
+    def __init__(self, state: State, best: tuple[PyTree, PyTree] | None):
+        self.state, self.history = state, History()
+        self.done, self.running, self.compile_seconds = 0, 0.0, 0.0
+        self.total, self.counted = 0.0, 0  # of f, since the last entry
+        self.chunk, self.began_at = _FIRST_CHUNK, 0
+        self.failed = ""
+        self.best_iterate, self.best_value, self.best_step, self.stale = best, np.inf, 0, 0
+
+    @property
+    def speed(self) -> float:
+        """Steps per second."""
+        return (self.done - self.began_at) / self.running if self.running else 0.0
+
+    def advance(self, inputs: Any, boundary: int) -> None:
+        """Takes a chunk of steps, at most up to a boundary."""
+        tick, before = time.perf_counter(), self.done
+        count = min(self.chunk, boundary - self.done)
+        state, total = compiled_chunk(inputs, self.state, count, self.total)
+        self.total = float(total)
+        self.state, self.done = state, int(state.step)
+        self.counted += self.done - before
+        elapsed = time.perf_counter() - tick
+        self.running += elapsed
+        self.chunk = max(1, min(2**30, 4 * self.chunk, int(_CHUNK_SECONDS * (self.done - before) / elapsed)))
+        if not np.isfinite(self.total):
+            self.failed = describe(self.state, before, self.done) or (
+                f"the run diverged between steps {before} and {self.done}: f is not finite, though its "
+                "arguments are; look at upper_step, and at where f is defined"
+            )
+
+    def measure(self, problem: Problem, measures: dict[str, Any], watch: str) -> dict[str, float]:
+        """A new entry of the history."""
+        size = sizes(self.state)
+        entry = {
+            "step": self.done,
+            "seconds": self.running,
+            "objective": self.total / max(self.counted, 1),
+            "gradient_norm": float(size.gradient_norm),
+            "lower_residual": float(size.lower_residual),
+            "inverse_residual": float(size.inverse_residual),
+        }
+        entry |= {name: float(measure(problem, self.state)) for name, measure in measures.items()}
+        self.total, self.counted = 0.0, 0
+        self.history.append(entry)
+        if self.best_iterate is not None:
+            self.stale += 1
+            if entry[watch] < self.best_value:
+                self.best_iterate = jax.tree.map(jnp.copy, (self.state.x, self.state.y))
+                self.best_value, self.best_step, self.stale = entry[watch], self.done, 0
+        return entry
+
+    def outcome(
+        self,
+        steps: int,
+        seconds: float | None,
+        tolerance: float | None,
+        patience: int | None,
+        began: float,
+        interrupts: Interrupts,
+    ) -> Outcome | None:
+        """Why to stop now; None to go on."""
+        entries = self.history.entries
+        if self.failed:
+            return Outcome.DIVERGED
+        if tolerance is not None and entries and entries[-1]["gradient_norm"] <= tolerance:
+            return Outcome.CONVERGED
+        if patience is not None and self.stale >= patience:
+            return Outcome.PATIENCE
+        if self.done >= steps:
+            return Outcome.FINISHED
+        if interrupts.caught is not None:
+            return Outcome.INTERRUPTED
+        if seconds is not None and time.monotonic() - began >= seconds:
+            return Outcome.TIME
+        return None
+
+    def save(self, store: Checkpoints) -> None:
+        """Starts to write a checkpoint of everything."""
+        notes = {
+            "history": self.history.entries,
+            "running": self.running,
+            "total": self.total,
+            "counted": self.counted,
+            "best": [self.best_value if np.isfinite(self.best_value) else None, self.best_step, self.stale],
+        }
+        store.save(self.state, self.best_iterate, notes)
+
+    def continue_from(self, store: Checkpoints) -> None:
+        """Takes up the latest checkpoint, if there is one."""
+        saved = store.restore(self.state, self.best_iterate)
+        if saved is None:
+            return
+        self.state, self.best_iterate, notes = saved
+        self.history = History(notes["history"])
+        self.done = self.began_at = int(self.state.step)
+        self.running, self.total, self.counted = notes["running"], notes["total"], notes["counted"]
+        value, self.best_step, self.stale = notes["best"]
+        self.best_value = np.inf if value is None else value
+
+    def result(self, outcome: Outcome) -> Result:
+        """What to return."""
+        message = self.failed or f"{outcome} after {self.done} steps"
+        best = None
+        if self.best_iterate is not None and np.isfinite(self.best_value):
+            best = Best(*self.best_iterate, self.best_step, self.best_value)
+        state = self.state
+        return Result(
+            state.x, state.y, state, self.history, outcome, message, best, self.speed, self.compile_seconds
+        )
+
+
+def _checked_metrics(metrics: Any) -> dict[str, Callable[..., Any]]:
     if not (metrics is None or isinstance(metrics, Mapping)):
         raise TypeError(
             f"metrics must be a dict of functions of (problem, state), got {type(metrics).__name__}"
@@ -108,103 +337,31 @@ def minimize(
             raise TypeError(
                 f"metrics[{name!r}] must be a function of (problem, state), got {type(measure).__name__}"
             )
-    display = make_progress(progress, steps)
-    # Inside `_init` the solver's numbers are traced: what depends on their values is checked here.
-    sampler = make_sampler(problem, key, blocks_per_step, batch_size, shuffle)
-    check_coefficients(solver.solver if isinstance(solver, Restart) else solver, problem, sampler)
-
-    began = time.perf_counter()
-    plan = {
-        "blocks_per_step": blocks_per_step,
-        "batch_size": batch_size,
-        "shuffle": shuffle,
-        "initial_batch_size": initial_batch_size,
-    }
-    state = compiled_init(solver, problem, x0, y0, key, **plan)
-    inputs = (numbers_as_arrays(solver), problem)
-    state, _ = compiled_chunk(inputs, state, jnp.asarray(0))
-    jax.block_until_ready(state)
-    compile_seconds = time.perf_counter() - began
-
-    history: dict[str, list[float]] = {"step": [], "seconds": [], "objective": [], "gradient_norm": []}
-    running, done = 0.0, 0
-    with display:
-        while True:
-            count = min(every, steps - done)
-            tick = time.perf_counter()
-            state, objective = compiled_chunk(inputs, state, jnp.asarray(count))
-            jax.block_until_ready(state)
-            running += time.perf_counter() - tick
-            done += count
-            entry = {
-                "step": done,
-                "seconds": running,
-                "objective": float(objective),
-                "gradient_norm": float(_norm(state.z)),
-            }
-            entry |= {name: float(measure(problem, state)) for name, measure in measures.items()}
-            for name, value in entry.items():
-                history.setdefault(name, []).append(value)
-            shown = {name: entry[name] for name in entry if name not in ("step", "seconds")}
-            display.update(done, done / running if running else 0.0, shown)
-            if done >= steps:
-                break
-    arrays = {name: np.asarray(values) for name, values in history.items()}
-    return Result(state.x, state.y, state, arrays, steps / running if running else 0.0, compile_seconds)
+    return measures
 
 
-def advance(problem: Problem, solver: Any, state: State, steps: int | Array) -> State:
-    """Takes many steps as one compiled loop: pure, for use under `jax.jit` and `jax.vmap`.
-
-    Args:
-      problem: the problem.
-      solver: the solver whose `init` made the state.
-      state: where to start from.
-      steps: how many steps; may be traced.
-
-    Returns:
-      The state after them.
-    """
-    return jax.lax.fori_loop(0, steps, lambda _, state: solver.step(problem, state)[0], state)
-
-
-def numbers_as_arrays(solver: Any) -> Any:
-    """A solver whose numbers are traced, so that other values of them compile nothing anew."""
-
-    def convert(leaf: Any) -> Any:
-        number = isinstance(leaf, (int, float, np.number)) and not isinstance(leaf, bool)
-        return jnp.asarray(float(leaf)) if number else leaf
-
-    return jax.tree.map(convert, solver)
-
-
-@eqx.filter_jit
-def _init(solver: Any, problem: Problem, x0: PyTree, y0: PyTree, key: Array, plan: dict[str, Any]) -> State:
-    return solver.init(problem, x0, y0, key=key, **plan)
-
-
-def compiled_init(solver: Any, problem: Problem, x0: PyTree, y0: PyTree, key: Array, **plan: Any) -> State:
-    """`solver.init`, compiled; its buffers are nobody else's and none is held twice: it can be donated."""
-    return jax.tree.map(jnp.copy, _init(numbers_as_arrays(solver), problem, x0, y0, key, plan))
-
-
-def compiled_chunk(inputs: tuple[Any, Problem], state: State, steps: Array) -> tuple[State, Array]:
-    """Steps of (solver, problem) in one compiled loop that takes over the state, and their mean objective."""
-    solver, problem = inputs
-    return _advance((numbers_as_arrays(solver), problem), state, steps)
-
-
-@eqx.filter_jit(donate="all-except-first")
-def _advance(inputs: tuple[Any, Problem], state: State, steps: Array) -> tuple[State, Array]:
-    solver, problem = inputs
-
-    def body(_: Any, carry: tuple[State, Array]) -> tuple[State, Array]:
-        state, total = carry
-        state, info = solver.step(problem, state)
-        return state, total + info.objective.astype(total.dtype)
-
-    state, total = jax.lax.fori_loop(0, steps, body, (state, jnp.zeros((), float)))
-    return state, total / jnp.maximum(steps, 1)
-
-
-_norm = jax.jit(norm)
+def _check_stopping(
+    seconds: Any,
+    tolerance: Any,
+    patience: Any,
+    watch: Any,
+    measures: Mapping[str, Any],
+    save_every: Any,
+    save_seconds: Any,
+    keep: Any,
+    checkpoint: Any,
+    resume: Any,
+) -> None:
+    checks.coefficient("seconds", seconds)
+    checks.coefficient("tolerance", tolerance, zero=True)
+    checks.coefficient("save_seconds", save_seconds)
+    checks.whole_number("keep", keep, 1)
+    if patience is not None:
+        checks.whole_number("patience", patience, 1)
+    if save_every is not None:
+        checks.whole_number("save_every", save_every, 1)
+    known = ["objective", "gradient_norm", *measures]
+    if watch not in known:
+        raise ValueError(f"watch must name a metric, one of {known}, got {watch!r}")
+    if resume and checkpoint is None:
+        raise ValueError("resume needs the directory of the checkpoints, got checkpoint=None")

@@ -85,7 +85,7 @@ def stop_at_the_computation(monkeypatch):
         (start, "_first_pass"),
         (rsvrb, "estimate_smoothness"),
         (rsvrb, "_pieces"),
-        (sys.modules["bilevax.minimize"], "_advance"),
+        (sys.modules["bilevax.chunks"], "_advance"),
     ]:
         monkeypatch.setattr(module, name, stop)
 

@@ -9,7 +9,7 @@ import pytest
 from reference import algorithms, problems
 
 import bilevax as bx
-from bilevax import diagnostics
+from bilevax import exact
 
 ARGMIN = [problems.QuadraticBlocks, problems.LogisticHyper]
 RAGGED = pytest.mark.parametrize("ragged", [False, True])
@@ -145,7 +145,7 @@ def test_x_and_y_may_be_any_pytrees():
 
 @double
 def test_high_dimensional_blocks_are_solved_without_a_hessian():
-    size = diagnostics._DENSE + 40
+    size = exact._DENSE + 40
     rng = np.random.default_rng(0)
     curvature, target = np.geomspace(1, 1e3, size), rng.normal(size=(3, size))
     factor = rng.normal(size=(size, 4))
@@ -219,8 +219,8 @@ def test_the_dtype_is_that_of_x():
 @double
 def test_another_x_compiles_nothing_anew(monkeypatch):
     traces = []
-    minimise = diagnostics._minimise
-    monkeypatch.setattr(diagnostics, "_minimise", lambda *args: traces.append(1) or minimise(*args))
+    minimise = exact._minimise
+    monkeypatch.setattr(exact, "_minimise", lambda *args: traces.append(1) or minimise(*args))
     problem = centred()
     for value in (1.0, 2.0, 3.0):
         bx.solve_lower(problem, jnp.full(2, value))
@@ -235,8 +235,8 @@ def test_shared_rows_are_not_copied_per_block():
     problem = bx.Problem(
         lambda x, y, *_: jnp.sum(y**2), lower, jnp.ones((5, 2)), None, bx.Shared(jnp.ones((97, 7)))
     )
-    plan = diagnostics._Plan(1e-8, 9, 5)
-    solve = jax.make_jaxpr(lambda x, y: diagnostics._solve(problem, x, {"lower": y}, plan))
+    plan = exact.Plan(1e-8, 9, 5)
+    solve = jax.make_jaxpr(lambda x, y: exact._solve(problem, x, {"lower": y}, plan))
     text = str(solve(jnp.ones(7), jnp.ones((5, 2))))
     assert "[97,7]" in text
     assert "5,97,7]" not in text

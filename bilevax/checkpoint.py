@@ -1,0 +1,228 @@
+"""Checkpoints of a run: written in the background, checked when read, one writer at a time."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import warnings
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bilevax.problem import Problem
+from bilevax.solvers.state import State
+
+FORMAT = 1
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written, read, or used for this run."""
+
+
+class Saved(NamedTuple):
+    """What a checkpoint gives back."""
+
+    state: State
+    extra: Any
+    notes: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints in a directory, locked for as long as this object is open.
+
+    Args:
+      directory: where they live; made if missing.
+      identity: what a checkpoint must have in common with the run that continues it (`identity`).
+      keep: how many of the latest to keep.
+
+    Raises:
+      CheckpointError: if the directory cannot be written, or another run holds it.
+    """
+
+    def __init__(self, directory: str | Path, identity: dict[str, Any], keep: int = 3):
+        try:
+            import orbax.checkpoint as orbax
+        except ImportError as error:
+            raise ImportError('checkpoints need orbax: pip install "bilevax[checkpoints]"') from error
+        self.directory, self.identity = Path(directory).absolute(), identity
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(self.directory / ".lock")
+        except OSError as error:
+            raise CheckpointError(f"cannot write checkpoints to {self.directory}: {error}") from error
+        self._orbax = orbax
+        options = orbax.CheckpointManagerOptions(
+            max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True
+        )
+        self._manager = orbax.CheckpointManager(self.directory, options=options)
+
+    def steps(self) -> list[int]:
+        """The steps there are checkpoints of, in order."""
+        return sorted(self._manager.all_steps())
+
+    def save(self, state: State, extra: Any, notes: dict[str, Any]) -> None:
+        """Starts to write the state (and other arrays, and JSON notes); returns before that is done.
+
+        Raises:
+          CheckpointError: if this or the write before it failed; what was there before is unharmed.
+        """
+        arrays = [np.asarray(leaf) for leaf in jax.tree.leaves((state, extra))]
+        meta = {"format": FORMAT, "identity": self.identity, "sums": [_checksum(a) for a in arrays], "notes": notes}
+        step = int(state.step)
+        if step in self._manager.all_steps():
+            return
+        args = self._orbax.args
+        composite = args.Composite(arrays=args.StandardSave(dict(_named(arrays))), meta=args.JsonSave(meta))
+        self._guard("written", lambda: self._manager.save(step, args=composite, force=True))
+
+    def wait(self) -> None:
+        """Returns when everything is on disk.
+
+        Raises:
+          CheckpointError: if a write failed.
+        """
+        self._guard("written", self._manager.wait_until_finished)
+
+    def restore(self, state: State, extra: Any) -> Saved | None:
+        """The latest checkpoint that can be read; None if there is none.
+
+        A damaged one is reported as a warning, and the one before it is used.
+
+        Args:
+          state: a state of the run that is to be continued, for its structure.
+          extra: the other arrays, likewise.
+
+        Raises:
+          CheckpointError: if the checkpoint is of another run, or all are damaged.
+        """
+        steps = self.steps()
+        for step in reversed(steps):
+            try:
+                saved = self._read(step, state, extra)
+            except CheckpointError:
+                raise
+            except Exception as error:
+                warnings.warn(
+                    f"checkpoint {self.directory / str(step)} is damaged ({_first_line(error)}); "
+                    "trying the one before it",
+                    stacklevel=3,
+                )
+                continue
+            for later in steps[steps.index(step) + 1 :]:
+                self._manager.delete(later)
+            return saved
+        if steps:
+            raise CheckpointError(f"all checkpoints in {self.directory} are damaged: steps {steps}")
+        return None
+
+    def close(self) -> None:
+        """Waits for the writes, and gives the directory free."""
+        try:
+            self._manager.close()
+        finally:
+            os.close(self._lock)
+
+    def _read(self, step: int, state: State, extra: Any) -> Saved:
+        args = self._orbax.args
+        meta = self._manager.restore(step, args=args.Composite(meta=args.JsonRestore())).meta
+        if meta["format"] != FORMAT:
+            raise CheckpointError(
+                f"checkpoint {self.directory / str(step)} has format {meta['format']}, expected {FORMAT}"
+            )
+        difference = _difference(meta["identity"], self.identity)
+        if difference:
+            raise CheckpointError(
+                f"checkpoint {self.directory / str(step)} belongs to another run: {'; '.join(difference)}"
+            )
+        leaves, structure = jax.tree.flatten((state, extra))
+        like = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in _named(leaves)}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            read = self._manager.restore(step, args=args.Composite(arrays=args.StandardRestore(like))).arrays
+        arrays = [read[name] for name, _ in _named(leaves)]
+        for number, (array, expected) in enumerate(zip(arrays, meta["sums"], strict=True)):
+            if _checksum(np.asarray(array)) != expected:
+                raise ValueError(f"the checksum of array {number} does not match")
+        copies = [jnp.asarray(np.asarray(a)) for a in arrays]
+        state, extra = jax.tree.unflatten(structure, copies)
+        return Saved(state, extra, meta["notes"])
+
+    def _guard(self, what: str, act: Any) -> None:
+        try:
+            act()
+        except Exception as error:
+            raise CheckpointError(
+                f"a checkpoint could not be {what} to {self.directory}: {_first_line(error)}; "
+                f"those of steps {self.steps()} are unharmed"
+            ) from error
+
+
+def identity(problem: Problem, solver: Any, state: State) -> dict[str, Any]:
+    """What makes a run the same run: its solver, its shapes and its sampling, as JSON."""
+    shapes = {
+        jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path((problem, state))
+    }
+    sampler = state.sampler
+    described = {
+        "bilevax": importlib.metadata.version("bilevax").rsplit(".", 1)[0],
+        "solver": _describe(solver),
+        "sampling": f"{sampler.per_step} of {sampler.blocks} blocks, {sampler.batch_size} rows, shuffle {sampler.shuffle}",
+        "key": [int(sampler.random.first), int(sampler.random.second)],
+        "shapes": shapes,
+    }
+    return json.loads(json.dumps(described))
+
+
+def _describe(solver: Any) -> dict[str, str]:
+    """Class and numbers of a solver; functions by their names."""
+
+    def word(leaf: Any) -> str:
+        if callable(leaf):
+            return getattr(leaf, "__qualname__", type(leaf).__name__)
+        return repr(float(leaf))
+
+    leaves = jax.tree_util.tree_leaves_with_path(solver)
+    inner = getattr(solver, "solver", None)
+    stages = {"first": str(solver.first), "stages": str(solver.stages), "of": type(inner).__name__} if inner else {}
+    return {"class": type(solver).__name__, **stages} | {jax.tree_util.keystr(p): word(leaf) for p, leaf in leaves}
+
+
+def _difference(there: Any, here: Any, where: str = "") -> list[str]:
+    """Where two JSON trees differ, in words."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        out = []
+        for name in sorted(set(there) | set(here)):
+            out += _difference(there.get(name), here.get(name), f"{where}.{name}" if where else name)
+        return out
+    return [] if there == here else [f"{where} is {there} there and {here} here"]
+
+
+def _locked(path: Path) -> int:
+    """An open file with an exclusive lock that ends with the process."""
+    import fcntl
+
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        raise CheckpointError(f"{path.parent} is in use by another run (it holds {path.name})") from error
+    return handle
+
+
+def _named(leaves: list[Any]) -> list[tuple[str, Any]]:
+    return [(f"array_{number:04d}", leaf) for number, leaf in enumerate(leaves)]
+
+
+def _checksum(array: np.ndarray) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).tobytes())
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -1,0 +1,106 @@
+"""Compiled chunks of steps: the only place where a run computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from bilevax.memory import Memory, Moving
+from bilevax.problem import Problem
+from bilevax.solvers.state import State
+from bilevax.trees import PyTree, norm
+
+
+def advance(problem: Problem, solver: Any, state: State, steps: int | Array) -> State:
+    """Takes many steps as one compiled loop: pure, for use under `jax.jit` and `jax.vmap`.
+
+    Args:
+      problem: the problem.
+      solver: the solver whose `init` made the state.
+      state: where to start from.
+      steps: how many steps; may be traced.
+
+    Returns:
+      The state after them.
+    """
+    return jax.lax.fori_loop(0, steps, lambda _, state: solver.step(problem, state)[0], state)
+
+
+def numbers_as_arrays(solver: Any) -> Any:
+    """A solver whose numbers are traced, so that other values of them compile nothing anew."""
+
+    def convert(leaf: Any) -> Any:
+        number = isinstance(leaf, (int, float, np.number)) and not isinstance(leaf, bool)
+        return jnp.asarray(float(leaf)) if number else leaf
+
+    return jax.tree.map(convert, solver)
+
+
+def compiled_init(solver: Any, problem: Problem, x0: PyTree, y0: PyTree, key: Array, **plan: Any) -> State:
+    """`solver.init`, compiled; its buffers are nobody else's and none is held twice: it can be donated."""
+    return jax.tree.map(jnp.copy, _init(numbers_as_arrays(solver), problem, x0, y0, key, plan))
+
+
+def compiled_chunk(
+    inputs: tuple[Any, Problem], state: State, steps: Array | int, total: float = 0.0
+) -> tuple[State, Array]:
+    """Steps of (solver, problem) in one compiled loop that takes over the state.
+
+    The loop ends early when f is not finite any more, so that what went wrong can still be seen.
+
+    Returns:
+      The state, and `total` plus f of the steps, summed in order: the same bits in however many chunks.
+    """
+    solver, problem = inputs
+    return _advance((numbers_as_arrays(solver), problem), state, jnp.asarray(steps), jnp.asarray(total, float))
+
+
+class Sizes(eqx.Module):
+    """Root mean squares over all slots of the tracked lower gradients and of u; and ‖z‖."""
+
+    gradient_norm: Array
+    lower_residual: Array
+    inverse_residual: Array
+
+
+@jax.jit
+def sizes(state: State) -> Sizes:
+    """How far the tracked gradients are from zero."""
+    levels = list(state.levels.values())
+    slopes = [memory.y.slope for memory in levels if isinstance(memory.y, Moving)]
+    inverse = [m.v.slope for m in levels if isinstance(m, Memory) and m.v is not None]
+
+    def root_mean_square(trees: list[PyTree]) -> Array:
+        slots = sum(jax.tree.leaves(tree)[0].shape[0] for tree in trees)
+        return norm(trees) / max(slots, 1) ** 0.5
+
+    return Sizes(norm(state.z), root_mean_square(slopes), root_mean_square(inverse))
+
+
+@eqx.filter_jit
+def _init(solver: Any, problem: Problem, x0: PyTree, y0: PyTree, key: Array, plan: dict[str, Any]) -> State:
+    return solver.init(problem, x0, y0, key=key, **plan)
+
+
+@eqx.filter_jit(donate="all-except-first")
+def _advance(
+    inputs: tuple[Any, Problem], state: State, steps: Array, total: Array
+) -> tuple[State, Array]:
+    solver, problem = inputs
+    last = state.step + steps
+
+    def going_on(carry: tuple[State, Array]) -> Array:
+        state, total = carry
+        return (state.step < last) & jnp.isfinite(total)
+
+    def body(carry: tuple[State, Array]) -> tuple[State, Array]:
+        state, total = carry
+        state, info = solver.step(problem, state)
+        return state, total + info.objective.astype(total.dtype)
+
+    return jax.lax.while_loop(going_on, body, (state, total))

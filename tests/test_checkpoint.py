@@ -1,0 +1,177 @@
+"""Checkpoints: the same bits after any stop, and clear words when something is wrong."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import bilevax as bx
+from closed_forms import Quadratic
+
+pytest.importorskip("orbax.checkpoint")
+
+CASE = Quadratic(m=6, rows=7, d_y=3, d_x=3)
+SOLVERS = {
+    "BSVRBv1": bx.BSVRBv1(upper_step=0.05),
+    "BSVRBv2": bx.BSVRBv2(upper_step=0.05),
+    "RSVRB": bx.RSVRB(upper_step=0.05),
+    "RE-BSVRBv2": bx.Restart(bx.BSVRBv2(upper_step=0.05), first=40, stages=4),
+    "Adam": bx.BSVRBv2(upper_step=optax.adam(0.01)),
+}
+
+
+def run(solver=SOLVERS["BSVRBv2"], **arguments):
+    given = {"steps": 200, "every": 20, "key": jax.random.key(0), "progress": None}
+    given |= {"blocks_per_step": 2, "batch_size": 3}
+    return bx.minimize(CASE.problem, solver, CASE.x0, CASE.y0, **(given | arguments))
+
+
+def same_bits(one, other):
+    for a, b in zip(jax.tree.leaves(one.state), jax.tree.leaves(other.state), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+    assert one.history["objective"].tolist() == other.history["objective"].tolist()
+    assert one.history["step"].tolist() == other.history["step"].tolist()
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bits(name, tmp_path):
+    whole = run(SOLVERS[name])
+    run(SOLVERS[name], steps=70, checkpoint=tmp_path)
+    resumed = run(SOLVERS[name], checkpoint=tmp_path, resume=True, save_every=50)
+    same_bits(whole, resumed)
+
+
+def test_resuming_without_a_checkpoint_starts_anew_and_a_finished_run_returns_at_once(tmp_path):
+    first = run(checkpoint=tmp_path, resume=True)
+    same_bits(first, run(checkpoint=tmp_path, resume=True))
+
+
+def test_patience_and_the_best_iterate_survive(tmp_path):
+    settings = {"patience": 100, "watch": "gradient_norm"}
+    whole = run(**settings)
+    run(steps=70, checkpoint=tmp_path, **settings)
+    resumed = run(checkpoint=tmp_path, resume=True, **settings)
+    assert (whole.best.step, whole.best.value) == (resumed.best.step, resumed.best.value)
+    np.testing.assert_array_equal(whole.best.x, resumed.best.x)
+
+
+def test_only_the_latest_are_kept(tmp_path):
+    run(checkpoint=tmp_path, save_every=40, keep=2)
+    assert sorted(int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()) == [160, 200]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"solver": SOLVERS["BSVRBv1"]}, "solver.class is BSVRBv2 there and BSVRBv1 here"),
+        ({"solver": bx.BSVRBv2(upper_step=0.07)}, r"solver\..upper_step is 0.05 there and 0.07 here"),
+        ({"blocks_per_step": 3}, "sampling is 2 of 6 blocks"),
+        ({"key": jax.random.key(1)}, "key is"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused_with_what_differs(change, words, tmp_path):
+    run(steps=40, checkpoint=tmp_path)
+    with pytest.raises(bx.CheckpointError, match=words):
+        run(**change, checkpoint=tmp_path, resume=True)
+
+
+def damage(folder, how):
+    files = [path for path in folder.rglob("*") if path.is_file() and path.parent.name == "d"]
+    largest = max(files, key=lambda path: path.stat().st_size)
+    content = largest.read_bytes()
+    if how == "truncated":
+        largest.write_bytes(content[: len(content) // 2])
+    elif how == "flipped":
+        middle = len(content) // 2
+        largest.write_bytes(content[:middle] + bytes(b ^ 0xFF for b in content[middle : middle + 8]) + content[middle + 8 :])
+    elif how == "missing":
+        largest.unlink()
+    elif how == "no notes":
+        shutil.rmtree(folder / "meta")
+
+
+@pytest.mark.parametrize("how", ["truncated", "flipped", "missing", "no notes"])
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(how, tmp_path):
+    whole = run()
+    run(steps=120, checkpoint=tmp_path, save_every=40)
+    damage(tmp_path / "120", how)
+    with pytest.warns(UserWarning, match="120 is damaged"):
+        resumed = run(checkpoint=tmp_path, resume=True)
+    same_bits(whole, resumed)
+
+
+def test_if_all_are_damaged_the_error_says_so(tmp_path):
+    run(steps=40, checkpoint=tmp_path)
+    damage(tmp_path / "40", "truncated")
+    with pytest.warns(UserWarning), pytest.raises(bx.CheckpointError, match="all checkpoints .* are damaged"):
+        run(checkpoint=tmp_path, resume=True)
+
+
+def test_a_directory_in_use_is_refused(tmp_path):
+    def measure(problem, state):
+        with pytest.raises(bx.CheckpointError, match="in use by another run"):
+            run(checkpoint=tmp_path)
+        return 0.0
+
+    run(steps=20, checkpoint=tmp_path, metrics={"another": measure})
+    run(steps=20, checkpoint=tmp_path / "other")
+
+
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(bx.CheckpointError, match="cannot write checkpoints"):
+        run(checkpoint=tmp_path / "file" / "run")
+
+
+def test_a_diverged_run_leaves_the_last_finite_checkpoint(tmp_path):
+    solver = bx.BSVRBv2(upper_step=0.05, lower_step=50.0)
+    with pytest.raises(bx.DivergedError):
+        run(solver, steps=10_000, checkpoint=tmp_path, save_every=1)
+    kept = sorted(int(path.name) for path in tmp_path.iterdir() if path.name.isdigit())
+    assert kept
+    with pytest.raises(bx.DivergedError):
+        run(solver, steps=10_000, checkpoint=tmp_path, resume=True)
+
+
+PROGRAM = textwrap.dedent(
+    """
+    import sys
+    sys.path.insert(0, {tests!r})
+    import test_checkpoint as t
+    result = t.run(t.SOLVERS[{name!r}], steps={steps}, checkpoint={folder!r}, resume=True, save_every=5, every=10,
+                   metrics={{"alive": lambda problem, state: print(int(state.step), flush=True) or 0.0}})
+    print("done", flush=True)
+    """
+)
+
+
+@pytest.mark.parametrize("name", ["BSVRBv1", "BSVRBv2", "RSVRB", "RE-BSVRBv2", "Adam"])
+def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(name, tmp_path):
+    """SIGKILL at random moments while steps are taken and checkpoints written, six times per method."""
+    steps, kills = 400, 6
+    rng = np.random.default_rng(sum(map(ord, name)))
+    program = PROGRAM.format(
+        tests=os.path.dirname(__file__), name=name, steps=steps, folder=str(tmp_path)
+    )
+    for kill in range(kills + 1):
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+        reports = int(rng.integers(1, 6)) if kill < kills else 10**9
+        for number, line in enumerate(process.stdout):
+            if line.strip() == "done":
+                break
+            if number + 1 >= reports:
+                process.send_signal(signal.SIGKILL)
+                break
+        process.stdout.close()
+        process.wait()
+    killed = run(SOLVERS[name], steps=steps, every=10, checkpoint=tmp_path, resume=True)
+    same_bits(run(SOLVERS[name], steps=steps, every=10), killed)

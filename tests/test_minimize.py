@@ -1,0 +1,130 @@
+"""The runner: what it measures, why it stops, and what it says when a run goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bilevax as bx
+from closed_forms import Quadratic
+
+CASE = Quadratic(m=6, rows=7, d_y=3, d_x=3)
+SOLVER = bx.BSVRBv2(upper_step=0.1)
+
+
+def run(solver=SOLVER, **arguments):
+    given = {"steps": 60, "every": 20, "key": jax.random.key(0), "progress": None, "blocks_per_step": 2}
+    return bx.minimize(CASE.problem, solver, CASE.x0, CASE.y0, **(given | {"batch_size": 3} | arguments))
+
+
+def test_the_history_has_an_entry_every_so_many_steps():
+    result = run(steps=50, metrics={"first": lambda problem, state: state.x[0]})
+    assert result.history["step"].tolist() == [20, 40, 50]
+    assert set(result.history) == {
+        "step", "seconds", "objective", "gradient_norm", "lower_residual", "inverse_residual", "first",
+    }  # fmt: skip
+    assert result.history["first"][-1] == result.x[0]
+    assert np.all(np.isfinite(result.history["objective"]))
+    assert np.all(np.diff(result.history["seconds"]) > 0)
+    assert result.outcome is bx.Outcome.FINISHED
+    assert str(result.outcome) == "finished"
+
+
+def test_the_history_is_also_a_frame_lines_on_disk_and_a_figure(tmp_path):
+    result = run(log=tmp_path / "deep" / "run.jsonl")
+    frame = result.history.frame()
+    assert frame["step"].tolist() == [20, 40, 60]
+    lines = (tmp_path / "deep" / "run.jsonl").read_text().splitlines()
+    assert [json.loads(line)["objective"] for line in lines] == frame["objective"].tolist()
+    result.plot().savefig(tmp_path / "run.png")
+    assert (tmp_path / "run.png").stat().st_size > 1000
+    with pytest.raises(KeyError, match="no 'loss' in the history"):
+        result.history["loss"]
+
+
+def test_the_objective_is_the_mean_of_f_over_the_steps():
+    state = SOLVER.init(
+        CASE.problem, CASE.x0, CASE.y0, key=jax.random.key(0), blocks_per_step=2, batch_size=3
+    )
+    values = []
+    for _ in range(20):
+        state, info = SOLVER.step(CASE.problem, state)
+        values.append(float(info.objective))
+    assert run(steps=20).history["objective"][0] == pytest.approx(np.mean(values), rel=1e-5)
+
+
+def test_a_run_stops_when_the_gradient_is_small():
+    result = run(steps=100_000, every=10, tolerance=1e-4, blocks_per_step=None, batch_size=None)
+    assert result.outcome is bx.Outcome.CONVERGED
+    assert result.history["gradient_norm"][-1] <= 1e-4 < result.history["gradient_norm"][-2]
+
+
+def test_a_run_stops_when_its_time_is_up():
+    result = run(steps=10**9, every=10**9, seconds=0.01)
+    assert result.outcome is bx.Outcome.TIME
+    assert 0 < result.state.step < 10**9 or result.state.step == 0
+
+
+def test_a_run_stops_when_patience_ends_and_keeps_the_best_iterate():
+    values = iter([3.0, 1.0, 2.0, 5.0, 4.0, 0.0])
+    seen = []
+
+    def measure(problem, state):
+        seen.append(np.asarray(state.x))
+        return next(values)
+
+    result = run(steps=1000, metrics={"loss": measure}, patience=3, watch="loss")
+    assert result.outcome is bx.Outcome.PATIENCE
+    assert (result.best.step, result.best.value) == (40, 1.0)
+    np.testing.assert_array_equal(result.best.x, seen[1])
+    assert result.state.step == 100
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_ends_the_run_and_returns_what_there_is(number):
+    def measure(problem, state):
+        if state.step == 40:
+            os.kill(os.getpid(), number)
+        return 0.0
+
+    before = signal.getsignal(number)
+    result = run(steps=10_000, metrics={"signal": measure})
+    assert result.outcome is bx.Outcome.INTERRUPTED
+    assert result.state.step == 40
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize(
+    ("solver", "quantity"),
+    [
+        (bx.BSVRBv2(upper_step=0.1, lower_step=50.0), "lower_step"),
+        (bx.BSVRBv2(upper_step=0.1, inverse_step=50.0), "inverse_step"),
+        (bx.MMBO(upper_step=0.1, inverse_step=50.0), "inverse_step"),
+        (bx.BSVRBv2(upper_step=1e30), "upper_step"),
+    ],
+)
+def test_a_diverged_run_says_what_went_wrong_and_where_to_look(solver, quantity):
+    with pytest.raises(bx.DivergedError, match=r"diverged between steps \d+ and \d+.*look at " + quantity) as error:
+        run(solver, steps=100_000)
+    assert error.value.result.outcome is bx.Outcome.DIVERGED
+    result = run(solver, steps=100_000, throw=False)
+    assert result.outcome is bx.Outcome.DIVERGED
+    assert result.state.step < 100_000
+
+
+def test_a_run_over_no_steps_returns_the_start():
+    result = run(steps=0)
+    np.testing.assert_array_equal(result.x, CASE.x0)
+    assert result.outcome is bx.Outcome.FINISHED
+
+
+def test_a_schedule_that_gives_up_is_divergence_of_f():
+    solver = bx.BSVRBv2(upper_step=lambda t: jnp.where(t < 30, 0.1, jnp.nan))
+    with pytest.raises(bx.DivergedError, match="between steps .* x is not finite"):
+        run(solver)
