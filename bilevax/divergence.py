@@ -23,52 +23,57 @@ _REMEDY = {
 }
 
 
-def describe(state: State, first: int, last: int) -> str | None:
-    """A sentence on the first quantity that is not finite; None if all are.
+def describe(state: State, first: int, last: int) -> str:
+    """A sentence on the quantity that went wrong first, at the step where f was not finite any more.
 
-    Blocks come before z and x, which a single bad block spoils: if x was still finite one step earlier, a
-    block went first.
+    If x was not finite one step earlier already, x it is. Otherwise a block spoils z and x within a step, so
+    blocks come before them. If f overflowed while all its arguments are finite, the largest is named.
 
     Args:
-      state: the state at the step where the trouble showed.
-      first: the first step of the range in which it arose.
+      state: the state at that step.
+      first: the first step of the range in which the trouble arose.
       last: the last one.
     """
-    blocks = [found for name, memory in state.levels.items() for found in _blocks(name, memory)]
-    upper = [name for name, tree in (("x", state.x), ("z", state.z)) if not _finite(tree)]
-    spoiled = state.x_before is not None and not _finite(state.x_before)
-    if blocks and not spoiled:
-        letter, where = blocks[0]
-    elif upper:
-        letter, where = upper[-1], ""
-    elif blocks:
-        letter, where = blocks[0]
+    blocks = [(letter, name, tree) for name, memory in state.levels.items() for letter, tree in _parts(memory)]
+    broken = [(letter, name, np.flatnonzero(_bad_slots(tree))) for letter, name, tree in blocks]
+    broken = [(letter, name, bad) for letter, name, bad in broken if bad.size]
+    where, how = "", "is not finite"
+    if state.x_before is not None and not _finite(state.x_before):
+        letter = "x"
+    elif broken:
+        letter, name, bad = broken[0]
+        where = f" of block {bad[0]} (lower level {name!r}, {bad.size} blocks in all)"
+    elif not _finite((state.x, state.z)):
+        letter = "x" if _finite(state.z) else "z"
     else:
-        return None
+        candidates = [(float(_largest(tree)), letter, name) for letter, name, tree in blocks]
+        candidates += [(float(_largest(state.z)), "z", ""), (float(_largest(state.x)), "x", "")]
+        size, letter, name = max(candidates)
+        where = f" of lower level {name!r}" if name else ""
+        how = f"has grown to {size:.1e}"
     return (
-        f"the run diverged between steps {first} and {last}: {letter}{where} is not finite; "
+        f"the run diverged between steps {first} and {last}: {letter}{where} {how}; "
         f"look at {_REMEDY[letter]}, or start from a smaller one"
     )
 
 
-def _blocks(name: str, memory: Any) -> list[tuple[str, str]]:
-    """The letters of a level's quantities that are not finite, each with the first block."""
+def _parts(memory: Any) -> list[tuple[str, PyTree]]:
+    """A level's quantities by their letters, causes before effects."""
     parts: list[tuple[str, PyTree]] = []
     if isinstance(memory.y, Moving):
         parts += [("s", memory.y.slope), ("y", memory.y.value)]
     else:
         parts += [("y", memory.y)]
-    if isinstance(memory, Memory):
-        parts += [("u", memory.v.slope), ("v", memory.v.value)] if memory.v is not None else []
-        parts += [("H", memory.hessian)] if memory.hessian is not None else []
-    else:
-        parts += [("H", memory.pieces)]
-    found = []
-    for letter, tree in parts:
-        bad = np.flatnonzero(_bad_slots(tree))
-        if bad.size:
-            found.append((letter, f" of block {bad[0]} (lower level {name!r}, {bad.size} blocks in all)"))
-    return found
+    if not isinstance(memory, Memory):
+        return [*parts, ("H", memory.pieces)]
+    parts += [("H", memory.hessian)] if memory.hessian is not None else []
+    parts += [("u", memory.v.slope), ("v", memory.v.value)] if memory.v is not None else []
+    return parts
+
+
+@jax.jit
+def _largest(tree: PyTree) -> Any:
+    return jnp.max(jnp.stack([jnp.max(jnp.abs(a)) for a in jax.tree.leaves(tree)]))
 
 
 @jax.jit

@@ -240,10 +240,7 @@ class _Run:
         self.running += elapsed
         self.chunk = max(1, min(2**30, 4 * self.chunk, int(_CHUNK_SECONDS * (self.done - before) / elapsed)))
         if not np.isfinite(self.total):
-            self.failed = describe(self.state, before, self.done) or (
-                f"the run diverged between steps {before} and {self.done}: f is not finite, though its "
-                "arguments are; look at upper_step, and at where f is defined"
-            )
+            self.failed = describe(self.state, before, self.done)
 
     def measure(self, problem: Problem, measures: dict[str, Any], watch: str) -> dict[str, float]:
         """A new entry of the history."""
