@@ -72,7 +72,12 @@ class Checkpoints:
           CheckpointError: if this or the write before it failed; what was there before is unharmed.
         """
         arrays = [np.asarray(leaf) for leaf in jax.tree.leaves((state, extra))]
-        meta = {"format": FORMAT, "identity": self.identity, "sums": [_checksum(a) for a in arrays], "notes": notes}
+        meta = {
+            "format": FORMAT,
+            "identity": self.identity,
+            "sums": [_checksum(a) for a in arrays],
+            "notes": notes,
+        }
         step = int(state.step)
         if step in self._manager.all_steps():
             return
@@ -129,7 +134,7 @@ class Checkpoints:
 
     def _read(self, step: int, state: State, extra: Any) -> Saved:
         args = self._orbax.args
-        meta = self._manager.restore(step, args=args.Composite(meta=args.JsonRestore())).meta
+        meta = self._manager.restore(step, args=args.Composite(meta=args.JsonRestore()))["meta"]
         if meta["format"] != FORMAT:
             raise CheckpointError(
                 f"checkpoint {self.directory / str(step)} has format {meta['format']}, expected {FORMAT}"
@@ -143,7 +148,9 @@ class Checkpoints:
         like = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in _named(leaves)}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            read = self._manager.restore(step, args=args.Composite(arrays=args.StandardRestore(like))).arrays
+            read = self._manager.restore(step, args=args.Composite(arrays=args.StandardRestore(like)))[
+                "arrays"
+            ]
         arrays = [read[name] for name, _ in _named(leaves)]
         for number, (array, expected) in enumerate(zip(arrays, meta["sums"], strict=True)):
             if _checksum(np.asarray(array)) != expected:
@@ -172,7 +179,8 @@ def identity(problem: Problem, solver: Any, state: State) -> dict[str, Any]:
     described = {
         "bilevax": importlib.metadata.version("bilevax").rsplit(".", 1)[0],
         "solver": _describe(solver),
-        "sampling": f"{sampler.per_step} of {sampler.blocks} blocks, {sampler.batch_size} rows, shuffle {sampler.shuffle}",
+        "sampling": f"{sampler.per_step} of {sampler.blocks} blocks, {sampler.batch_size} rows, "
+        f"shuffle {sampler.shuffle}",
         "key": [int(sampler.random.first), int(sampler.random.second)],
         "shapes": shapes,
     }
@@ -189,8 +197,14 @@ def _describe(solver: Any) -> dict[str, str]:
 
     leaves = jax.tree_util.tree_leaves_with_path(solver)
     inner = getattr(solver, "solver", None)
-    stages = {"first": str(solver.first), "stages": str(solver.stages), "of": type(inner).__name__} if inner else {}
-    return {"class": type(solver).__name__, **stages} | {jax.tree_util.keystr(p): word(leaf) for p, leaf in leaves}
+    stages = (
+        {"first": str(solver.first), "stages": str(solver.stages), "of": type(inner).__name__}
+        if inner
+        else {}
+    )
+    return {"class": type(solver).__name__, **stages} | {
+        jax.tree_util.keystr(p): word(leaf) for p, leaf in leaves
+    }
 
 
 def _difference(there: Any, here: Any, where: str = "") -> list[str]:

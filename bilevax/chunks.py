@@ -57,7 +57,9 @@ def compiled_chunk(
       The state, and `total` plus f of the steps, summed in order: the same bits in however many chunks.
     """
     solver, problem = inputs
-    return _advance((numbers_as_arrays(solver), problem), state, jnp.asarray(steps), jnp.asarray(total, float))
+    return _advance(
+        (numbers_as_arrays(solver), problem), state, jnp.asarray(steps), jnp.asarray(total, float)
+    )
 
 
 class Sizes(eqx.Module):
@@ -88,9 +90,7 @@ def _init(solver: Any, problem: Problem, x0: PyTree, y0: PyTree, key: Array, pla
 
 
 @eqx.filter_jit(donate="all-except-first")
-def _advance(
-    inputs: tuple[Any, Problem], state: State, steps: Array, total: Array
-) -> tuple[State, Array]:
+def _advance(inputs: tuple[Any, Problem], state: State, steps: Array, total: Array) -> tuple[State, Array]:
     solver, problem = inputs
     last = state.step + steps
 

@@ -34,7 +34,9 @@ def describe(state: State, first: int, last: int) -> str:
       first: the first step of the range in which the trouble arose.
       last: the last one.
     """
-    blocks = [(letter, name, tree) for name, memory in state.levels.items() for letter, tree in _parts(memory)]
+    blocks = [
+        (letter, name, tree) for name, memory in state.levels.items() for letter, tree in _parts(memory)
+    ]
     broken = [(letter, name, np.flatnonzero(_bad_slots(tree))) for letter, name, tree in blocks]
     broken = [(letter, name, bad) for letter, name, bad in broken if bad.size]
     where, how = "", "is not finite"

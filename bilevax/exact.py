@@ -21,7 +21,6 @@ from bilevax.memory import gather
 from bilevax.problem import Argmin, Mean, Problem
 from bilevax.rows import Batch
 from bilevax.sampling import Sample, Sampler, make_sampler
-from bilevax.shapes import one_block
 from bilevax.trees import PyTree, combine, norm, result_dtype, zeros_like
 
 _DENSE = 512  # the largest d_y whose Hessians are formed
@@ -56,7 +55,7 @@ def all_rows(problem: Problem) -> Sampler:
 
 def group_size(problem: Problem, sampler: Sampler, y: dict[str, PyTree]) -> int:
     """How many blocks to look at together, from the size of their rows and Hessians."""
-    sample = one_block(problem, sampler, None)
+    sample = sampler.one_block(problem, None)
     size = max(sum(leaf.size for leaf in jax.tree.leaves(level)) for level in y.values()) // problem.count
     directions = size if size <= _DENSE else 1
     most = 1

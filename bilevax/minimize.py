@@ -24,7 +24,7 @@ from bilevax.problem import Problem
 from bilevax.progress import Choice, Progress, make_progress
 from bilevax.restart import Restart
 from bilevax.sampling import make_sampler
-from bilevax.solvers.start import check_coefficients
+from bilevax.solvers.inputs import check_coefficients
 from bilevax.solvers.state import State
 from bilevax.trees import PyTree
 
@@ -160,7 +160,9 @@ def minimize(
     steps = checks.whole_number("steps", steps, 0)
     every = max(1, steps // 100) if every is None else checks.whole_number("every", every, 1)
     measures = _checked_metrics(metrics)
-    _check_stopping(seconds, tolerance, patience, watch, measures, save_every, save_seconds, keep, checkpoint, resume)
+    _check_stopping(
+        seconds, tolerance, patience, watch, measures, save_every, save_seconds, keep, checkpoint, resume
+    )
     checks.solver(solver)
     display = make_progress(progress, steps)
     # Inside the compiled init the solver's numbers are traced: what depends on their values is checked here.
@@ -171,7 +173,9 @@ def minimize(
     state = compiled_init(solver, problem, x0, y0, key, initial_batch_size=initial_batch_size, **plan)
     inputs = (numbers_as_arrays(solver), problem)
     run = _Run(state, best=(state.x, state.y) if patience else None)
-    store = Checkpoints(checkpoint, identity(problem, solver, state), keep) if checkpoint is not None else None
+    store = (
+        Checkpoints(checkpoint, identity(problem, solver, state), keep) if checkpoint is not None else None
+    )
     lines = None
     try:
         if store is not None and resume:
@@ -316,7 +320,8 @@ class _Run:
         message = self.failed or f"{outcome} after {self.done} steps"
         best = None
         if self.best_iterate is not None and np.isfinite(self.best_value):
-            best = Best(*self.best_iterate, self.best_step, self.best_value)
+            x, y = self.best_iterate
+            best = Best(x, y, self.best_step, self.best_value)
         state = self.state
         return Result(
             state.x, state.y, state, self.history, outcome, message, best, self.speed, self.compile_seconds

@@ -83,6 +83,14 @@ class Sampler(eqx.Module):
         upper = draw(problem.upper_data, random.at(0), blocks, batch_size)
         return Sample(blocks, constants, touched, upper, lower)
 
+    def one_block(self, problem: Problem, batch_size: int | None, slots: bool = True) -> Sample:
+        """The shapes of a sample of one block, with that many rows or (None) all of them."""
+
+        def look(problem: Problem, sampler: Sampler) -> Sample:
+            return sampler.visit(problem, jnp.zeros(1, jnp.int32), sampler.random, batch_size, slots)
+
+        return jax.eval_shape(look, problem, self)
+
     def chance(self, problem: Problem, name: str, touched: int) -> float:
         """The share of a level's slots that a step touches: the probability that one is sampled."""
         return min(1.0, touched / problem.slots_of(name))

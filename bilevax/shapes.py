@@ -23,12 +23,12 @@ def inferred(problem: Problem, sampler: Sampler, x: PyTree, given: dict[str, PyT
     missing = [n for n, level in problem.levels.items() if isinstance(level, Argmin) and given[n] is None]
     if not missing:
         return {}
-    sample = one_block(problem, sampler, None)
+    sample = sampler.one_block(problem, None)
     lengths = _lengths(sample, x)
     if any(batch.weight is not None for batch in (sample.upper, *sample.lower.values())):
         # Weighted rows are handed over one by one, and an axis of one row fits anything: look at more rows,
         # of a number that is no other length.
-        sample = one_block(problem, sampler, max(lengths, default=1) + 1)
+        sample = sampler.one_block(problem, max(lengths, default=1) + 1)
     shapes: list[_Shape] = sorted({(), *((n,) for n in lengths)}, key=lambda shape: (_rank(shape), shape))
     choices, errors = _accepted(problem, sample, x, given, missing, shapes)
     first = min((_ranks(choice) for choice in choices), default=())
@@ -47,15 +47,6 @@ def inferred(problem: Problem, sampler: Sampler, x: PyTree, given: dict[str, PyT
     raise ValueError(
         f"y0 is left out, and no shape of one block's y fits lower and upper (tried {tried}). {ask}"
     ) from (errors[0] if errors else None)
-
-
-def one_block(problem: Problem, sampler: Sampler, batch_size: int | None) -> Sample:
-    """The shapes of a sample of one block, with that many rows or (None) all of them."""
-
-    def look(problem: Problem, sampler: Sampler) -> Sample:
-        return sampler.visit(problem, jnp.zeros(1, jnp.int32), sampler.random, batch_size)
-
-    return jax.eval_shape(look, problem, sampler)
 
 
 def _rank(shape: _Shape) -> int:

@@ -61,6 +61,7 @@ def norm(tree: PyTree) -> Array:
 
 
 def zeros_like(tree: PyTree) -> PyTree:
+    """A tree of zeros of the same shapes."""
     return jax.tree.map(jnp.zeros_like, tree)
 
 

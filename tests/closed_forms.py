@@ -48,7 +48,9 @@ class Quadratic:
 
     def lower_jacobians(self):
         """y_i(x) = slope x + base."""
-        return np.linalg.solve(self.A, self.B), np.linalg.solve(self.A, self.shifts.mean(1)[..., None])[..., 0]
+        return np.linalg.solve(self.A, self.B), np.linalg.solve(self.A, self.shifts.mean(1)[..., None])[
+            ..., 0
+        ]
 
     def lower_solution(self, x):
         return self.slopes @ np.asarray(x, float) + self.base

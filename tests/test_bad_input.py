@@ -667,7 +667,10 @@ OF_MINIMIZE = {
     "every half step": ({"every": 0.5}, TypeError, "every must be an integer", "got 0.5"),
     "metrics is a list": ({"metrics": [print]}, TypeError, "metrics must be a dict of functions", "got list"),
     "a metric is a number": (
-        {"metrics": {"loss": 1}}, TypeError, "metrics['loss'] must be a function", "got int",
+        {"metrics": {"loss": 1}},
+        TypeError,
+        "metrics['loss'] must be a function",
+        "got int",
     ),
     "unknown progress": ({"progress": "loud"}, ValueError, "progress must be 'auto', 'bar'", "got 'loud'"),
     "progress is a number": ({"progress": 3}, ValueError, "progress must be 'auto', 'bar'", "got 3"),

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closed_forms import LinearMean, Quadratic
 
 import bilevax as bx
-from closed_forms import LinearMean, Quadratic
 
 ARGMIN = [bx.BSVRBv1, bx.BSVRBv2, bx.RSVRB, bx.KSONG, bx.MMBO, bx.SOBA]
 MEAN = [bx.MSVR, bx.SONG, bx.BSVRBv1, bx.BSVRBv2, bx.SOBA]
@@ -19,7 +19,13 @@ CASES = [(method, Quadratic) for method in ARGMIN] + [(method, LinearMean) for m
 def test_defaults_reach_the_solution_when_nothing_is_sampled(method, family):
     case = family(m=6, rows=7, d_y=3, d_x=3)
     result = bx.minimize(
-        case.problem, method(upper_step=0.1), case.x0, case.y0, steps=1500, key=jax.random.key(0), progress=None
+        case.problem,
+        method(upper_step=0.1),
+        case.x0,
+        case.y0,
+        steps=1500,
+        key=jax.random.key(0),
+        progress=None,
     )
     np.testing.assert_allclose(result.x, case.solution, atol=1e-4)
     np.testing.assert_allclose(result.y, case.lower_solution(result.x), atol=1e-3)
@@ -118,7 +124,15 @@ def test_a_shared_representation_with_ragged_tasks_improves():
     start = float(bx.objective(problem, x0, y0))
     for solver in (bx.BSVRBv1(upper_step=0.005), bx.BSVRBv2(upper_step=0.005)):
         result = bx.minimize(
-            problem, solver, x0, y0, steps=6000, blocks_per_step=5, batch_size=8, key=jax.random.key(0), progress=None
+            problem,
+            solver,
+            x0,
+            y0,
+            steps=6000,
+            blocks_per_step=5,
+            batch_size=8,
+            key=jax.random.key(0),
+            progress=None,
         )
         assert float(bx.objective(problem, result.x, result.y)) < start / 8
 
@@ -136,7 +150,9 @@ def test_the_step_of_version_two_allocates_no_gradient_per_block():
     problem = bx.Problem(upper, lower, jnp.ones((100, 3)))
     solver = bx.BSVRBv2(upper_step=0.1, lower_step=0.1, inverse_step=0.1)
     state = jax.eval_shape(
-        lambda key: solver.init(problem, jnp.zeros(size), jnp.zeros((100, 3)), key=key, blocks_per_step=blocks),
+        lambda key: solver.init(
+            problem, jnp.zeros(size), jnp.zeros((100, 3)), key=key, blocks_per_step=blocks
+        ),
         jax.random.key(0),
     )
     compiled = jax.jit(solver.step, donate_argnums=1).lower(problem, state).compile()

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closed_forms import Quadratic
 
 import bilevax as bx
-from closed_forms import Quadratic
 
 CASE = Quadratic(m=6, rows=7, d_y=3, d_x=3)
 SOLVER = bx.BSVRBv2(upper_step=0.1)
@@ -110,7 +110,9 @@ def test_the_first_signal_ends_the_run_and_returns_what_there_is(number):
     ],
 )
 def test_a_diverged_run_says_what_went_wrong_and_where_to_look(solver, quantity):
-    with pytest.raises(bx.DivergedError, match=r"diverged between steps \d+ and \d+.*look at " + quantity) as error:
+    with pytest.raises(
+        bx.DivergedError, match=r"diverged between steps \d+ and \d+.*look at " + quantity
+    ) as error:
         run(solver, steps=100_000)
     assert error.value.result.outcome is bx.Outcome.DIVERGED
     result = run(solver, steps=100_000, throw=False)
@@ -126,5 +128,5 @@ def test_a_run_over_no_steps_returns_the_start():
 
 def test_a_schedule_that_gives_up_is_divergence_of_f():
     solver = bx.BSVRBv2(upper_step=lambda t: jnp.where(t < 30, 0.1, jnp.nan))
-    with pytest.raises(bx.DivergedError, match="between steps .* x is not finite"):
+    with pytest.raises(bx.DivergedError, match=r"between steps .* x is not finite"):
         run(solver)

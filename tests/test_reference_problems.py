@@ -143,9 +143,7 @@ def test_mixed_reaches_a_stationary_point(version):
     problem = problems.Mixed(ragged=True)
     start = problems.random_start(problem)
     samples = problems.full_samples(problem, 1000)
-    end = algorithms.bsvrb_mixed(
-        problem, samples, start, constant(**SMALL), version=version, lam=0.1
-    )
+    end = algorithms.bsvrb_mixed(problem, samples, start, constant(**SMALL), version=version, lam=0.1)
     terms = []
     for i in range(problem.m):
         upper, lower, x, y_a = problem.upper_of(i), problem.lower_of(i), end.x, end.y_a[i]
@@ -165,9 +163,7 @@ def test_sampled_blocks_and_rows_come_near_a_stationary_point(method, options):
     samples = problems.draw_samples(problem, 3000, 5, 4)
     coefficients = constant(eta=0.005, tau=0.05, tau_bar=0.05, alpha=0.1, alpha_bar=0.1, beta=0.1)
     end = method(problem, samples, start, coefficients, **options)
-    before, after = (
-        np.linalg.norm(algorithms.hypergradient(problem, x, start.y)) for x in (start.x, end.x)
-    )
+    before, after = (np.linalg.norm(algorithms.hypergradient(problem, x, start.y)) for x in (start.x, end.x))
     assert after < 0.1 * before
 
 
@@ -262,9 +258,7 @@ def test_eager_bsvrb_v2_is_the_delayed_update(radius, projection):
     samples = problems.draw_samples(problem, 30, 2, 3)
     plain = {"eta": 0.05, "tau": 0.05, "tau_bar": 0.2, "alpha": 0.3, "alpha_bar": 0.3, "beta": 0.3}
     coefficients = restarted(SimpleNamespace(**plain), first=5, stages=3)
-    end = algorithms.bsvrb_v2(
-        problem, samples, start, coefficients, radius=radius, projection=projection
-    )
+    end = algorithms.bsvrb_v2(problem, samples, start, coefficients, radius=radius, projection=projection)
     x, y, v = lazy_bsvrb_v2(problem, samples, start, coefficients, radius)
     close(end.x, x)
     close(end.y, y)
@@ -277,9 +271,7 @@ def test_projecting_once_differs_from_projecting_every_step():
     samples = problems.draw_samples(problem, 30, 2, 3)
     plain = {"eta": 0.05, "tau": 0.05, "tau_bar": 0.2, "alpha": 0.3, "alpha_bar": 0.3, "beta": 0.3}
     every, once = (
-        algorithms.bsvrb_v2(
-            problem, samples, start, constant(**plain), radius=0.5, projection=projection
-        )
+        algorithms.bsvrb_v2(problem, samples, start, constant(**plain), radius=0.5, projection=projection)
         for projection in ("every step", "once")
     )
     assert np.abs(every.x - once.x).max() > 1e-3
@@ -337,9 +329,7 @@ def test_mixed_without_one_level_is_the_method_of_the_other(version):
     start = problems.random_start(problem)
     samples = problems.draw_samples(problem, 10, 2, 3)
     options = {"lam": 0.8} if version == 1 else {"radius": 0.9}
-    mixed = algorithms.bsvrb_mixed(
-        problem, samples, start, coefficients, version=version, **options
-    )
+    mixed = algorithms.bsvrb_mixed(problem, samples, start, coefficients, version=version, **options)
     method = algorithms.bsvrb_v1 if version == 1 else algorithms.bsvrb_v2
     single = method(problem, samples, start, coefficients, **options)
     close(mixed.x, single.x)
@@ -347,9 +337,7 @@ def test_mixed_without_one_level_is_the_method_of_the_other(version):
 
     problem = OnlyMean()
     start = problems.random_start(problem)
-    mixed = algorithms.bsvrb_mixed(
-        problem, samples, start, coefficients, version=version, **options
-    )
+    mixed = algorithms.bsvrb_mixed(problem, samples, start, coefficients, version=version, **options)
     start.y = start.y_b
     single = algorithms.msvr_v2(problem, samples, start, coefficients)
     close(mixed.x, single.x)

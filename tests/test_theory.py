@@ -40,9 +40,7 @@ def random_constants(draw: random.Random) -> Constants:
 class Displays:
     """What the proofs call C_1, C_2, ..., from the lemmas, and their sums, term by term."""
 
-    def __init__(
-        self, c: Constants, p: Parameters, blocks: int, sampled: int, rows: int, version: int
-    ):
+    def __init__(self, c: Constants, p: Parameters, blocks: int, sampled: int, rows: int, version: int):
         self.c, self.p, self.m, self.i, self.b, self.version = c, p, blocks, sampled, rows, version
         self.w = (1 / sampled if sampled < blocks else 0) + 1 / rows
         self.tau = 1 / (3 * c.lower_smoothness)
@@ -63,9 +61,7 @@ class Displays:
             self.of_h = 2 * self.c2 + 1 + estimator
         else:
             radius = c_fy / lam
-            self.l_phi = math.sqrt(
-                max(4 * (l_gyy * radius) ** 2 + 2 * l_fy**2, 4 * c.hessian_bound**2)
-            )
+            self.l_phi = math.sqrt(max(4 * (l_gyy * radius) ** 2 + 2 * l_fy**2, 4 * c.hessian_bound**2))
             self.l_v = (l_fy * c.mean_hessian_bound + c_fy * l_gyy) / lam**2
             self.c3, self.c4 = 2 * l_fx**2 + 4 * (l_gxy * c_fy / lam) ** 2, 4 * c_gxy**2
             self.c1 = 2 * (self.c3 + 8 * (c_gxy * self.l_v) ** 2) + 1
@@ -176,9 +172,7 @@ def test_theorem_1_satisfies_the_inequalities_of_its_proof(
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_every_stage_of_theorem_2_keeps_the_induction(
-    setting: tuple[int, int, int], version: int
-) -> None:
+def test_every_stage_of_theorem_2_keeps_the_induction(setting: tuple[int, int, int], version: int) -> None:
     draw = random.Random(1)
     for _ in range(100):
         constants = random_constants(draw)

@@ -5,6 +5,7 @@ sample → gather and catch up → ℓ-gradients at t and t−1 → track → sc
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal
 
@@ -122,19 +123,15 @@ class Recipe(eqx.Module):
         else:
             z = moving_average(state.z, seen[0].x, beta)
         x, optimizer = upper_move(self.upper_step, state, z, stage)
-        x_before = state.x if self.corrected else None
-        after = State(
-            state.step + 1,
-            x,
-            x_before,
-            z,
-            optimizer,
-            levels,
-            clocks,
-            state.smoothness,
-            state.floors,
-            state.sampler,
-            state.named,
+        after = dataclasses.replace(
+            state,
+            step=state.step + 1,
+            x=x,
+            x_before=state.x if self.corrected else None,
+            z=z,
+            optimizer=optimizer,
+            levels=levels,
+            clocks=clocks,
         )
         return after, _info(seen[0].objective, z, visits, sum(repaired))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from typing import Any, Literal
@@ -19,10 +20,10 @@ from bilevax.curvature import Clocks, raise_eigenvalues, solve, unflatten_slots
 from bilevax.lagrangian import over_blocks
 from bilevax.memory import Clock, Moving, Reading, gather, project_ball, scatter
 from bilevax.problem import Argmin, Problem
-from bilevax.sampling import SECOND_BLOCKS, START, Sample
+from bilevax.sampling import SECOND_BLOCKS, START, Sample, make_sampler
 from bilevax.smoothness import estimate_floor, estimate_smoothness
+from bilevax.solvers.inputs import check_coefficients, checked_start, first_rows
 from bilevax.solvers.recipe import UpperStep, evaluate, first, upper_move
-from bilevax.solvers.start import check_coefficients, checked_start, first_rows, make_sampler
 from bilevax.solvers.state import Info, State
 from bilevax.trees import PyTree, norm, result_dtype, spread, zeros_like
 
@@ -224,10 +225,16 @@ class RSVRB(eqx.Module):
         x, optimizer = upper_move(self.upper_step, state, z, stage)
         clocks = {name: Clocks(later, state.clocks[name].v)}
         objective = _objective(problem, state.x, {name: gather(memory.y_before, ids)}, sample)
-        state = State(
-            state.step + 1, x, state.x, z, optimizer, {name: memory}, clocks, state.smoothness,
-            state.floors, state.sampler, state.named,
-        )  # fmt: skip
+        state = dataclasses.replace(
+            state,
+            step=state.step + 1,
+            x=x,
+            x_before=state.x,
+            z=z,
+            optimizer=optimizer,
+            levels={name: memory},
+            clocks=clocks,
+        )
         residual = norm(tracked_s) / ids.shape[0] ** 0.5
         return state, Info(objective, norm(z), residual, jnp.zeros(()), decomposed)
 
@@ -319,5 +326,6 @@ def _check_memory(blocks: int, d_x: int, d_y: int, dtype: Any) -> None:
     if need > have:
         raise MemoryError(
             f"RSVRB tracks a Jacobian per block: {blocks} blocks × d_y = {d_y} × d_x = {d_x} in "
-            f"{np.dtype(dtype)} need {need:,} bytes, the device has {have:,}. BSVRBv1 and BSVRBv2 need no Jacobian."
+            f"{np.dtype(dtype)} need {need:,} bytes, the device has {have:,}. "
+            "BSVRBv1 and BSVRBv2 need no Jacobian."
         )

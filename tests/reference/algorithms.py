@@ -32,10 +32,7 @@ CORRECTIONS = ("gamma", "gamma_bar")
 def constant(**values):
     """Coefficients that do not depend on t; a gamma left out or None follows its formula."""
     return SimpleNamespace(
-        **{
-            name: None if value is None else (lambda t, value=value: value)
-            for name, value in values.items()
-        }
+        **{name: None if value is None else (lambda t, value=value: value) for name, value in values.items()}
     )
 
 
@@ -241,10 +238,7 @@ def bsvrb_mixed(problem, samples, start, coefficients, *, version, lam=0.0, radi
         return Hv - f_of(problem.f_a, i, state, upper)
 
     def hyper(i, state, upper, lower, inner):
-        if version == 1:
-            v = np.linalg.inv(state.H[i]) @ f_of(problem.f_a, i, state, upper)
-        else:
-            v = state.v[i]
+        v = np.linalg.inv(state.H[i]) @ f_of(problem.f_a, i, state, upper) if version == 1 else state.v[i]
         argmin_term = problem.g_xy(i, state.x, state.y_a[i], lower) @ v
         mean_term = problem.c_x(i, state.x, inner) @ f_of(problem.f_b, i, state, upper)
         return f_of(problem.f_x, i, state, upper) - argmin_term + mean_term
@@ -406,9 +400,7 @@ def rsvrb(problem, samples, start, coefficients, *, lam, radius=np.inf):
             at_now = evaluate(i, now, upper, lower)
             at_old = evaluate(i, old, upper, lower)
             for name in pieces:
-                piece = storm(
-                    getattr(now, name)[i], scale * at_now[name], scale * at_old[name], k.beta
-                )
+                piece = storm(getattr(now, name)[i], scale * at_now[name], scale * at_old[name], k.beta)
                 getattr(new, name)[i] = piece
         for i in range(problem.m):
             new.H[i] = clip_eigenvalues(new.H[i], lam)

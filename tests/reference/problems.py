@@ -146,9 +146,7 @@ class LogisticHyper(Blocks):
         return {"row": self.normal(count, self.dy), "label": label}
 
     def upper(self, x, y, block, batch):
-        return jnp.mean(
-            jax.nn.softplus(-batch["label"] * (batch["row"] @ y) / block["temperature"])
-        )
+        return jnp.mean(jax.nn.softplus(-batch["label"] * (batch["row"] @ y) / block["temperature"]))
 
     def lower(self, x, y, block, batch):
         loss = jax.nn.softplus(-batch["label"] * (batch["row"] @ y) / block["temperature"])
