@@ -4,11 +4,12 @@ from bilevax import theory
 from bilevax.checkpoint import CheckpointError
 from bilevax.chunks import advance
 from bilevax.diagnostics import Residuals, hypergradient, objective, residuals, solve_lower
-from bilevax.minimize import Best, Result, minimize
+from bilevax.minimize import minimize
 from bilevax.outcome import DivergedError, Outcome
 from bilevax.problem import Problem, argmin, mean
 from bilevax.restart import Restart
 from bilevax.rows import Batch, PerBlock, Rows, Shared
+from bilevax.run import Best, Result
 from bilevax.solvers import KSONG, MMBO, MSVR, RSVRB, SOBA, SONG, BSVRBv1, BSVRBv2, Info, Recipe, State
 from bilevax.stream import Stream
 

@@ -1,0 +1,177 @@
+"""What changes while a run goes on, and what is made of it in the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bilevax.checkpoint import Checkpoints
+from bilevax.chunks import compiled_chunk, sizes
+from bilevax.divergence import describe
+from bilevax.history import History
+from bilevax.interrupts import Interrupts
+from bilevax.outcome import Outcome
+from bilevax.problem import Problem
+from bilevax.solvers.state import State
+from bilevax.trees import PyTree
+
+_CHUNK_SECONDS = 0.5  # a compiled chunk lasts about this long: so soon are signals and clocks looked at
+_FIRST_CHUNK = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """The best iterate by a metric."""
+
+    x: PyTree
+    y: PyTree
+    step: int
+    value: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What `minimize` returns.
+
+    Attributes:
+      x: the upper variable at the end.
+      y: the lower variables at the end, caught up; a dict if the levels have names.
+      state: the whole state, from which the run can go on.
+      history: what was measured; `history["objective"]` is an array, `history.frame()` a pandas frame.
+      outcome: why the run ended.
+      message: the same in a sentence.
+      best: the best iterate by the metric that `patience` watches.
+      steps_per_second: speed of the compiled steps, compilation left out.
+      compile_seconds: time to trace and compile.
+    """
+
+    x: PyTree
+    y: PyTree
+    state: State
+    history: History
+    outcome: Outcome
+    message: str
+    best: Best | None
+    steps_per_second: float
+    compile_seconds: float
+
+    def plot(self, names: list[str] | None = None, against: str = "step") -> Any:
+        """The history as a matplotlib figure; `figure.savefig("run.png")` writes it."""
+        return self.history.plot(names, against)
+
+
+class Run:
+    """What changes while a run goes on."""
+
+    def __init__(self, state: State, best: tuple[PyTree, PyTree] | None):
+        self.state, self.history = state, History()
+        self.done, self.running, self.compile_seconds = 0, 0.0, 0.0
+        self.total, self.counted = 0.0, 0  # of f, since the last entry
+        self.chunk, self.began_at = _FIRST_CHUNK, 0
+        self.failed = ""
+        self.best_iterate, self.best_value, self.best_step, self.stale = best, np.inf, 0, 0
+
+    @property
+    def speed(self) -> float:
+        """Steps per second."""
+        return (self.done - self.began_at) / self.running if self.running else 0.0
+
+    def advance(self, inputs: Any, boundary: int) -> None:
+        """Takes a chunk of steps, at most up to a boundary."""
+        tick, before = time.perf_counter(), self.done
+        count = min(self.chunk, boundary - self.done)
+        state, total = compiled_chunk(inputs, self.state, count, self.total)
+        self.total = float(total)
+        self.state, self.done = state, int(state.step)
+        self.counted += self.done - before
+        elapsed = time.perf_counter() - tick
+        self.running += elapsed
+        self.chunk = max(1, min(2**30, 4 * self.chunk, int(_CHUNK_SECONDS * (self.done - before) / elapsed)))
+        if not np.isfinite(self.total):
+            self.failed = describe(self.state, before, self.done)
+
+    def measure(self, problem: Problem, measures: dict[str, Any], watch: str) -> dict[str, float]:
+        """A new entry of the history."""
+        size = sizes(self.state)
+        entry = {
+            "step": self.done,
+            "seconds": self.running,
+            "objective": self.total / max(self.counted, 1),
+            "gradient_norm": float(size.gradient_norm),
+            "lower_residual": float(size.lower_residual),
+            "inverse_residual": float(size.inverse_residual),
+        }
+        entry |= {name: float(measure(problem, self.state)) for name, measure in measures.items()}
+        self.total, self.counted = 0.0, 0
+        self.history.append(entry)
+        if self.best_iterate is not None:
+            self.stale += 1
+            if entry[watch] < self.best_value:
+                self.best_iterate = jax.tree.map(jnp.copy, (self.state.x, self.state.y))
+                self.best_value, self.best_step, self.stale = entry[watch], self.done, 0
+        return entry
+
+    def outcome(
+        self,
+        steps: int,
+        seconds: float | None,
+        tolerance: float | None,
+        patience: int | None,
+        began: float,
+        interrupts: Interrupts,
+    ) -> Outcome | None:
+        """Why to stop now; None to go on."""
+        entries = self.history.entries
+        if self.failed:
+            return Outcome.DIVERGED
+        if tolerance is not None and entries and entries[-1]["gradient_norm"] <= tolerance:
+            return Outcome.CONVERGED
+        if patience is not None and self.stale >= patience:
+            return Outcome.PATIENCE
+        if self.done >= steps:
+            return Outcome.FINISHED
+        if interrupts.caught is not None:
+            return Outcome.INTERRUPTED
+        if seconds is not None and time.monotonic() - began >= seconds:
+            return Outcome.TIME
+        return None
+
+    def save(self, store: Checkpoints) -> None:
+        """Starts to write a checkpoint of everything."""
+        notes = {
+            "history": self.history.entries,
+            "running": self.running,
+            "total": self.total,
+            "counted": self.counted,
+            "best": [self.best_value if np.isfinite(self.best_value) else None, self.best_step, self.stale],
+        }
+        store.save(self.state, self.best_iterate, notes)
+
+    def continue_from(self, store: Checkpoints) -> None:
+        """Takes up the latest checkpoint, if there is one."""
+        saved = store.restore(self.state, self.best_iterate)
+        if saved is None:
+            return
+        self.state, self.best_iterate, notes = saved
+        self.history = History(notes["history"])
+        self.done = self.began_at = int(self.state.step)
+        self.running, self.total, self.counted = notes["running"], notes["total"], notes["counted"]
+        value, self.best_step, self.stale = notes["best"]
+        self.best_value = np.inf if value is None else value
+
+    def result(self, outcome: Outcome) -> Result:
+        """What to return."""
+        message = self.failed or f"{outcome} after {self.done} steps"
+        best = None
+        if self.best_iterate is not None and np.isfinite(self.best_value):
+            x, y = self.best_iterate
+            best = Best(x, y, self.best_step, self.best_value)
+        state = self.state
+        return Result(
+            state.x, state.y, state, self.history, outcome, message, best, self.speed, self.compile_seconds
+        )
