@@ -182,7 +182,9 @@ class TrackedHessian:
         if visit.corrected:
             # H at time t−1 is another matrix only where the slot was refreshed in step t−1.
             other = run_if(
-                jnp.any(visit.recent), lambda: solve(visit.rows.previous, flat[1][..., None])[..., 0], flat[1]
+                jnp.any(visit.recent),
+                lambda: solve(visit.rows.previous, once_known(flat[1], solved)[..., None])[..., 0],
+                flat[1],
             )
             solved = solved.at[..., 1].set(jnp.where(visit.recent[:, None], other, solved[..., 1]))
         return [unflatten_slots(solved[..., place], one) for place, one in enumerate(by_y)]
@@ -199,7 +201,7 @@ class TrackedHessian:
         rows, rates = visit.rows, visit.rates
         samples = [hessians(problem, visit.name, point, sample) for point in points]
         tracked = track(rows.hessian, samples, rates.alpha_bar, rates.gamma_bar)
-        hessian, repaired = raise_eigenvalues(tracked, rates.floor)
+        hessian, repaired = raise_eigenvalues(once_known(tracked, flatten_slots(v[0])), rates.floor)
         previous = rows.hessian if visit.corrected else None
         y = _refresh_y(visit, points, seen)
         return Memory(y=y, hessian=hessian, previous=previous, visit=visit.stamped), repaired
@@ -219,10 +221,8 @@ def raise_eigenvalues(matrices: Array, floor: Array) -> tuple[Array, Array]:
     symmetric = (matrices + jnp.swapaxes(matrices, -1, -2)) / 2
     if size == 1:
         return jnp.maximum(symmetric, floor), jnp.sum(symmetric < floor, dtype=jnp.int32)
-    factor = jax.lax.linalg.cholesky(
-        symmetric - floor * jnp.eye(size, dtype=matrices.dtype), symmetrize_input=False
-    )
-    low = ~jnp.isfinite(factor[..., -1, -1])
+    shifted = symmetric - floor * jnp.eye(size, dtype=matrices.dtype)
+    low = one_by_one(lambda matrix: ~jnp.isfinite(_cholesky(matrix)[-1, -1]), shifted)
 
     def lift(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         matrices, low = carry
@@ -239,9 +239,30 @@ def solve(matrices: Array, right: Array) -> Array:
     """The solutions of positive definite systems; `right` has its right-hand sides as last axis."""
     if matrices.shape[-1] == 1:
         return right / matrices
-    factor = jax.lax.linalg.cholesky(matrices, symmetrize_input=False)
-    half = jax.lax.linalg.triangular_solve(factor, right, left_side=True, lower=True)
-    return jax.lax.linalg.triangular_solve(factor, half, left_side=True, lower=True, transpose_a=True)
+
+    def one(matrix: Array, right: Array) -> Array:
+        factor = _cholesky(matrix)
+        half = jax.lax.linalg.triangular_solve(factor, right, left_side=True, lower=True)
+        return jax.lax.linalg.triangular_solve(factor, half, left_side=True, lower=True, transpose_a=True)
+
+    return one_by_one(one, matrices, right)
+
+
+def one_by_one(function: Any, *arrays: Array) -> Array:
+    """function of each matrix: batched on an accelerator, in a loop on a CPU.
+
+    A batched factorisation on the CPU waits inside a worker thread for other workers to do its parts. Two
+    of them at once on a machine with two cores wait for each other for ever.
+    """
+    if jax.default_backend() == "cpu":
+        return jax.lax.map(lambda one: function(*one), arrays)
+    return jax.vmap(function)(*arrays)
+
+
+def once_known(array: Array, earlier: Array) -> Array:
+    """The array, but not before `earlier` is known (NaN if that is): keeps two factorisations apart."""
+    token = jnp.sum(earlier)
+    return array + jnp.where(token == token, 0, token).astype(array.dtype)
 
 
 def run_if(condition: Array, compute: Any, otherwise: Array) -> Array:
@@ -255,6 +276,10 @@ def _refresh_y(visit: Visit, points: list[Point], seen: list[Gradients]) -> Movi
     rates = visit.rates
     s = track(visit.rows.y.slope, [_minus(one.v[visit.name]) for one in seen], rates.alpha, rates.gamma)
     return visit.move(points[0].y[visit.name], s, visit.clocks.y, rates.lower_step)
+
+
+def _cholesky(matrix: Array) -> Array:
+    return jax.lax.linalg.cholesky(matrix, symmetrize_input=False)
 
 
 def _minus(tree: PyTree) -> PyTree:
