@@ -14,11 +14,10 @@ import time
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 
 import bilevax as bx
 from benchmarks import hyperopt, kernel
-from bilevax.chunks import compiled_chunk, compiled_init
+from bilevax.chunks import compiled_chunk, compiled_init, numbers_as_arrays
 
 BLOCKS, BLOCKS_PER_STEP, BATCH = 100, 10, 32
 METHODS = {"BSVRBv2": bx.BSVRBv2, "BSVRBv1": bx.BSVRBv1, "KSONG": bx.KSONG, "RSVRB": bx.RSVRB}
@@ -35,7 +34,7 @@ class Method:
 
     def __init__(self, name: str, split: hyperopt.Split):
         problem, x0, y0 = hyperopt.problem(split, BLOCKS)
-        self.inputs = (METHODS[name](upper_step=0.1), problem)
+        self.inputs = (numbers_as_arrays(METHODS[name](upper_step=0.1)), problem)
         began = time.perf_counter()
         self.state = compiled_init(
             *self.inputs, x0, y0, jax.random.key(0), blocks_per_step=BLOCKS_PER_STEP, batch_size=BATCH
@@ -44,7 +43,7 @@ class Method:
         self.compile_seconds = time.perf_counter() - began
 
     def run(self, steps: int) -> None:
-        self.state, _ = compiled_chunk(self.inputs, self.state, jnp.asarray(steps))
+        self.state, _ = compiled_chunk(self.inputs, self.state, steps)
         jax.block_until_ready(self.state)
 
 

@@ -65,6 +65,14 @@ class Checkpoints:
         """The steps there are checkpoints of, in order."""
         return sorted(self._manager.all_steps())
 
+    def require_none(self) -> None:
+        """Raises if there are checkpoints: those of a new run must not be mixed with those of an old one."""
+        if self.steps():
+            raise CheckpointError(
+                f"{self.directory} holds checkpoints of steps {self.steps()}: go on with resume=True, or "
+                "give a new run a directory of its own"
+            )
+
     def save(self, state: State, extra: Any, notes: dict[str, Any]) -> None:
         """Starts to write the state (and other arrays, and JSON notes); returns before that is done.
 
@@ -145,6 +153,11 @@ class Checkpoints:
                 f"checkpoint {self.directory / str(step)} belongs to another run: {'; '.join(difference)}"
             )
         leaves, structure = jax.tree.flatten((state, extra))
+        if len(meta["sums"]) != len(leaves):
+            raise CheckpointError(
+                f"checkpoint {self.directory / str(step)} was written "
+                f"with{'out' if extra is not None else ''} patience: resume it in the same way"
+            )
         like = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in _named(leaves)}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -170,7 +183,10 @@ class Checkpoints:
 
 
 def identity(problem: Problem, solver: Any, state: State) -> dict[str, Any]:
-    """What makes a run the same run: its solver, its shapes and its sampling, as JSON."""
+    """What makes a run the same run: its solver, data, start, shapes and sampling, as JSON.
+
+    Of an optax transformation only the names of its functions are known, not its numbers.
+    """
     shapes = {
         jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
         for path, leaf in jax.tree_util.tree_leaves_with_path((problem, state))
@@ -183,6 +199,7 @@ def identity(problem: Problem, solver: Any, state: State) -> dict[str, Any]:
         f"shuffle {sampler.shuffle}",
         "key": [int(sampler.random.first), int(sampler.random.second)],
         "shapes": shapes,
+        "data": sum(_checksum(np.asarray(leaf)) for leaf in jax.tree.leaves((problem, state.x, state.y))),
     }
     return json.loads(json.dumps(described))
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bilevax.memory import Memory, Moving
+from bilevax.memory import Clock, Memory, Moving, Reading
 from bilevax.problem import Problem
 from bilevax.solvers.state import State
-from bilevax.trees import PyTree, norm
+from bilevax.trees import PyTree, norm, root_mean_square
 
 
 def advance(problem: Problem, solver: Any, state: State, steps: int | Array) -> State:
@@ -43,23 +43,30 @@ def numbers_as_arrays(solver: Any) -> Any:
 
 def compiled_init(solver: Any, problem: Problem, x0: PyTree, y0: PyTree, key: Array, **plan: Any) -> State:
     """`solver.init`, compiled; its buffers are nobody else's and none is held twice: it can be donated."""
+    x0, y0 = numbers_as_arrays((x0, y0))
     return jax.tree.map(jnp.copy, _init(numbers_as_arrays(solver), problem, x0, y0, key, plan))
 
 
 def compiled_chunk(
-    inputs: tuple[Any, Problem], state: State, steps: Array | int, total: float = 0.0
-) -> tuple[State, Array]:
+    inputs: tuple[Any, Problem], state: State, steps: Array | int, total: tuple[float, float] = (0.0, 0.0)
+) -> tuple[State, Reading]:
     """Steps of (solver, problem) in one compiled loop that takes over the state.
 
     The loop ends early when f is not finite any more, so that what went wrong can still be seen.
 
+    Args:
+      inputs: the solver, its numbers as arrays (`numbers_as_arrays`), and the problem.
+      state: where to start from.
+      steps: how many steps.
+      total: what to add f to: a high and a low part.
+
     Returns:
-      The state, and `total` plus f of the steps, summed in order: the same bits in however many chunks.
+      The state, and `total` plus f of the steps: a compensated sum in order, with the same bits in however
+      many chunks.
     """
-    solver, problem = inputs
-    return _advance(
-        (numbers_as_arrays(solver), problem), state, jnp.asarray(steps), jnp.asarray(total, float)
-    )
+    high, low = total
+    start = Reading(jnp.asarray(high, float), jnp.asarray(low, float))
+    return _advance(inputs, state, jnp.asarray(steps), start)
 
 
 class Sizes(eqx.Module):
@@ -74,13 +81,8 @@ class Sizes(eqx.Module):
 def sizes(state: State) -> Sizes:
     """How far the tracked gradients are from zero."""
     levels = list(state.levels.values())
-    slopes = [memory.y.slope for memory in levels if isinstance(memory.y, Moving)]
-    inverse = [m.v.slope for m in levels if isinstance(m, Memory) and m.v is not None]
-
-    def root_mean_square(trees: list[PyTree]) -> Array:
-        slots = sum(jax.tree.leaves(tree)[0].shape[0] for tree in trees)
-        return norm(trees) / max(slots, 1) ** 0.5
-
+    slopes = [(memory.y.slope, 1) for memory in levels if isinstance(memory.y, Moving)]
+    inverse = [(m.v.slope, 1) for m in levels if isinstance(m, Memory) and m.v is not None]
     return Sizes(norm(state.z), root_mean_square(slopes), root_mean_square(inverse))
 
 
@@ -90,17 +92,20 @@ def _init(solver: Any, problem: Problem, x0: PyTree, y0: PyTree, key: Array, pla
 
 
 @eqx.filter_jit(donate="all-except-first")
-def _advance(inputs: tuple[Any, Problem], state: State, steps: Array, total: Array) -> tuple[State, Array]:
+def _advance(
+    inputs: tuple[Any, Problem], state: State, steps: Array, total: Reading
+) -> tuple[State, Reading]:
     solver, problem = inputs
     last = state.step + steps
 
-    def going_on(carry: tuple[State, Array]) -> Array:
+    def going_on(carry: tuple[State, Clock]) -> Array:
         state, total = carry
-        return (state.step < last) & jnp.isfinite(total)
+        return (state.step < last) & jnp.isfinite(total.now.high)
 
-    def body(carry: tuple[State, Array]) -> tuple[State, Array]:
+    def body(carry: tuple[State, Clock]) -> tuple[State, Clock]:
         state, total = carry
         state, info = solver.step(problem, state)
-        return state, total + info.objective.astype(total.dtype)
+        return state, total.advance(info.objective)
 
-    return jax.lax.while_loop(going_on, body, (state, total))
+    state, clock = jax.lax.while_loop(going_on, body, (state, Clock(total, total)))
+    return state, clock.now

@@ -17,6 +17,7 @@ _REMEDY = {
     "y": "lower_step",
     "u": "inverse_step",
     "v": "inverse_step",
+    "mean": "alpha, gamma and upper_step",
     "H": "lower_step, and floor",
     "z": "upper_step, and beta",
     "x": "upper_step",
@@ -53,6 +54,10 @@ def describe(state: State, first: int, last: int) -> str:
         size, letter, name = max(candidates)
         where = f" of lower level {name!r}" if name else ""
         how = f"has grown to {size:.1e}"
+    if last <= 1:
+        return (
+            f"f is not finite at the start: {letter}{where} {how} after one step; look at x0, y0 and the data"
+        )
     return (
         f"the run diverged between steps {first} and {last}: {letter}{where} {how}; "
         f"look at {_REMEDY[letter]}, or start from a smaller one"
@@ -65,7 +70,7 @@ def _parts(memory: Any) -> list[tuple[str, PyTree]]:
     if isinstance(memory.y, Moving):
         parts += [("s", memory.y.slope), ("y", memory.y.value)]
     else:
-        parts += [("y", memory.y)]
+        parts += [("mean", memory.y)]
     if not isinstance(memory, Memory):
         return [*parts, ("H", memory.pieces)]
     parts += [("H", memory.hessian)] if memory.hessian is not None else []

@@ -70,7 +70,10 @@ class Moving(eqx.Module):
         """The value caught up to a reading of the clock."""
         if self.stamp is None:
             return self.value
-        return step_along(self.value, time - self.stamp, self.slope)
+        # A state that came out of a vmap has clocks and stamps with one more leading axis.
+        missing = self.stamp.high.ndim - time.high.ndim
+        aligned = jax.tree.map(lambda a: a.reshape(a.shape + (1,) * missing), time)
+        return step_along(self.value, aligned - self.stamp, self.slope)
 
 
 class Memory(eqx.Module):
@@ -96,10 +99,10 @@ def gather(memory: PyTree, slots: Array) -> PyTree:
     return jax.tree.map(lambda a: a.at[slots].get(mode="promise_in_bounds"), memory)
 
 
-def scatter(memory: PyTree, slots: Array, rows: PyTree) -> PyTree:
-    """The memory with the slots' rows replaced."""
+def scatter(memory: PyTree, slots: Array, rows: PyTree, distinct: bool = True) -> PyTree:
+    """The memory with the slots' rows replaced; `distinct` promises that no slot occurs twice."""
     return jax.tree.map(
-        lambda a, b: a.at[slots].set(b, mode="promise_in_bounds", unique_indices=True), memory, rows
+        lambda a, b: a.at[slots].set(b, mode="promise_in_bounds", unique_indices=distinct), memory, rows
     )
 
 

@@ -20,7 +20,7 @@ from bilevax.outcome import DivergedError, Outcome
 from bilevax.problem import Problem
 from bilevax.progress import Choice, Progress, make_progress
 from bilevax.restart import Restart
-from bilevax.run import Result, Run
+from bilevax.run import FIXED, Result, Run
 from bilevax.sampling import make_sampler
 from bilevax.solvers.inputs import check_coefficients
 from bilevax.solvers.state import State
@@ -132,8 +132,8 @@ def minimize(
     )
     lines = None
     try:
-        if store is not None and resume:
-            run.continue_from(store)
+        if store is not None:
+            run.continue_from(store) if resume else store.require_none()
         state, _ = compiled_chunk(inputs, jax.tree.map(jnp.copy, run.state), 0)
         run.state = jax.block_until_ready(state)
         lines = JsonLines(log, run.history.entries)
@@ -177,6 +177,8 @@ def _checked_metrics(metrics: Any) -> dict[str, Callable[..., Any]]:
         )
     measures = dict(metrics or {})
     for name, measure in measures.items():
+        if name in ("step", "seconds", *FIXED):
+            raise ValueError(f"metrics must not be called {name!r}: the history has that already")
         if not callable(measure):
             raise TypeError(
                 f"metrics[{name!r}] must be a function of (problem, state), got {type(measure).__name__}"
@@ -204,7 +206,7 @@ def _check_stopping(
         checks.whole_number("patience", patience, 1)
     if save_every is not None:
         checks.whole_number("save_every", save_every, 1)
-    known = ["objective", "gradient_norm", *measures]
+    known = [*FIXED, *measures]
     if watch not in known:
         raise ValueError(f"watch must name a metric, one of {known}, got {watch!r}")
     if resume and checkpoint is None:

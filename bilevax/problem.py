@@ -85,8 +85,9 @@ def argmin(
 
     Args:
       function: g(x, y, block, batch), a scalar: the mean over the rows of the batch.
-      slots: optional slots(block, batch), the integer slots that a block's batch touches; they must
-        be distinct within a step. Left out, block i has slot i.
+      slots: optional slots(block, batch), the integer slots that a block's batch touches. A data source
+        for them must draw so that no slot occurs twice in a step: of two visits one is lost. Left out,
+        block i has slot i.
       count: the number of slots, given together with `slots`.
 
     Returns:
@@ -175,12 +176,12 @@ class Problem(eqx.Module):
             self.blocks = jax.tree.map(jnp.asarray, blocks)
         self.upper_data = _as_rows("upper_data", upper_data, self.count)
         if isinstance(lower_data, Mapping):
-            if not self.named or set(lower_data) - set(self.levels):
+            if not self.named or set(lower_data) != set(self.levels):
                 raise ValueError(
                     f"lower_data names the levels {sorted(lower_data)}, expected "
                     f"{sorted(self.levels) if self.named else 'one data source, as lower is not a dict'}"
                 )
-            sources = {name: lower_data.get(name) for name in self.levels}
+            sources = {name: lower_data[name] for name in self.levels}
         else:
             sources = dict.fromkeys(self.levels, lower_data)
         distinct = list({id(source): source for source in sources.values()}.values())

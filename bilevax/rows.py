@@ -78,7 +78,8 @@ def _in_bytes(array: Array) -> Array:
     if not jnp.issubdtype(array.dtype, jnp.floating):
         return array
     small = array.astype(jnp.int8)
-    return small if bool(jnp.all(small.astype(array.dtype) == array)) else array
+    same = (small.astype(array.dtype) == array) & ~(jnp.signbit(array) & (array == 0))
+    return small if bool(jnp.all(same)) else array
 
 
 class Rows(eqx.Module):
@@ -104,17 +105,22 @@ class Shared(Rows):
       5
     """
 
-    rows: Packed
+    packed: Packed
     count: int = eqx.field(static=True)
 
     def __init__(self, rows: PyTree):
         self.count = leading_axis("Shared rows", rows)
-        self.rows = Packed(rows)
+        self.packed = Packed(rows)
+
+    @property
+    def rows(self) -> PyTree:
+        """All rows, as they were given."""
+        return self.packed.unpacked()
 
     def draw(self, random: Stream, blocks: Array, size: int | None) -> Batch:
         if size is None:
-            return Batch(self.rows.unpacked(), shared=True)
-        return Batch(self.rows.take(random.integers((blocks.shape[0], size), self.count)))
+            return Batch(self.packed.unpacked(), shared=True)
+        return Batch(self.packed.take(random.integers((blocks.shape[0], size), self.count)))
 
 
 class PerBlock(Rows):
@@ -133,7 +139,7 @@ class PerBlock(Rows):
       3
     """
 
-    rows: Packed
+    packed: Packed
     offsets: Array
     count: int = eqx.field(static=True)
     longest: int = eqx.field(static=True)
@@ -160,7 +166,12 @@ class PerBlock(Rows):
             )
         self.longest = int(lengths.max())
         self.offsets = jnp.asarray(bounds, jnp.int32)
-        self.rows = Packed(rows)
+        self.packed = Packed(rows)
+
+    @property
+    def rows(self) -> PyTree:
+        """All rows, as they were given."""
+        return self.packed.unpacked()
 
     def check(self, name: str, blocks: int) -> None:
         owners = self.offsets.shape[0] - 1
@@ -171,9 +182,9 @@ class PerBlock(Rows):
         start = self.offsets[blocks][:, None]
         length = self.offsets[blocks + 1][:, None] - start
         if size is not None:
-            return Batch(self.rows.take(start + random.integers((blocks.shape[0], size), length)))
+            return Batch(self.packed.take(start + random.integers((blocks.shape[0], size), length)))
         place = jnp.arange(self.longest)[None, :]
-        rows = self.rows.take(start + jnp.minimum(place, length - 1))
+        rows = self.packed.take(start + jnp.minimum(place, length - 1))
         if self.longest * (self.offsets.shape[0] - 1) == self.count:  # blocks of one length
             return Batch(rows)
         return Batch(rows, weight=(place < length) / length.astype(float))

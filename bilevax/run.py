@@ -22,6 +22,7 @@ from bilevax.trees import PyTree
 
 _CHUNK_SECONDS = 0.5  # a compiled chunk lasts about this long: so soon are signals and clocks looked at
 _FIRST_CHUNK = 8
+FIXED = ("objective", "gradient_norm", "lower_residual", "inverse_residual")  # measured in any run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Run:
     def __init__(self, state: State, best: tuple[PyTree, PyTree] | None):
         self.state, self.history = state, History()
         self.done, self.running, self.compile_seconds = 0, 0.0, 0.0
-        self.total, self.counted = 0.0, 0  # of f, since the last entry
+        self.total, self.counted = (0.0, 0.0), 0  # of f, since the last entry
         self.chunk, self.began_at = _FIRST_CHUNK, 0
         self.failed = ""
         self.best_iterate, self.best_value, self.best_step, self.stale = best, np.inf, 0, 0
@@ -86,13 +87,13 @@ class Run:
         tick, before = time.perf_counter(), self.done
         count = min(self.chunk, boundary - self.done)
         state, total = compiled_chunk(inputs, self.state, count, self.total)
-        self.total = float(total)
+        self.total = (float(total.high), float(total.low))
         self.state, self.done = state, int(state.step)
         self.counted += self.done - before
         elapsed = time.perf_counter() - tick
         self.running += elapsed
         self.chunk = max(1, min(2**30, 4 * self.chunk, int(_CHUNK_SECONDS * (self.done - before) / elapsed)))
-        if not np.isfinite(self.total):
+        if not np.isfinite(self.total[0]):
             self.failed = describe(self.state, before, self.done)
 
     def measure(self, problem: Problem, measures: dict[str, Any], watch: str) -> dict[str, float]:
@@ -101,13 +102,17 @@ class Run:
         entry = {
             "step": self.done,
             "seconds": self.running,
-            "objective": self.total / max(self.counted, 1),
+            "objective": sum(self.total) / max(self.counted, 1),
             "gradient_norm": float(size.gradient_norm),
             "lower_residual": float(size.lower_residual),
             "inverse_residual": float(size.inverse_residual),
         }
-        entry |= {name: float(measure(problem, self.state)) for name, measure in measures.items()}
-        self.total, self.counted = 0.0, 0
+        for name, measure in measures.items():
+            value = measure(problem, self.state)
+            if np.shape(value) != ():
+                raise TypeError(f"metrics[{name!r}] must give one number, got shape {np.shape(value)}")
+            entry[name] = float(value)
+        self.total, self.counted = (0.0, 0.0), 0
         self.history.append(entry)
         if self.best_iterate is not None:
             self.stale += 1
@@ -160,7 +165,7 @@ class Run:
         self.state, self.best_iterate, notes = saved
         self.history = History(notes["history"])
         self.done = self.began_at = int(self.state.step)
-        self.running, self.total, self.counted = notes["running"], notes["total"], notes["counted"]
+        self.running, self.total, self.counted = notes["running"], tuple(notes["total"]), notes["counted"]
         value, self.best_step, self.stale = notes["best"]
         self.best_value = np.inf if value is None else value
 

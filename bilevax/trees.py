@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -68,3 +69,9 @@ def zeros_like(tree: PyTree) -> PyTree:
 def result_dtype(tree: PyTree) -> jnp.dtype:
     """The floating dtype that all leaves of a tree promote to (at least float32)."""
     return jnp.result_type(jnp.float32, *[leaf.dtype for leaf in jax.tree.leaves(tree)])
+
+
+def root_mean_square(trees: list[tuple[PyTree, int]]) -> Array:
+    """Over the slots of trees, each given with how many of its leading axes count slots; 0 for none."""
+    slots = sum(math.prod(jax.tree.leaves(tree)[0].shape[:axes]) for tree, axes in trees)
+    return norm([tree for tree, _ in trees]) / max(slots, 1) ** 0.5

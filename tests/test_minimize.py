@@ -103,7 +103,7 @@ def test_the_first_signal_ends_the_run_and_returns_what_there_is(number):
 @pytest.mark.parametrize(
     ("solver", "quantity"),
     [
-        (bx.BSVRBv2(upper_step=0.1, lower_step=50.0), "lower_step"),
+        (bx.BSVRBv2(upper_step=0.1, lower_step=50.0, inverse_step=0.1), "lower_step"),
         (bx.BSVRBv2(upper_step=0.1, inverse_step=50.0), "inverse_step"),
         (bx.MMBO(upper_step=0.1, inverse_step=50.0), "inverse_step"),
         (bx.BSVRBv2(upper_step=1e30), "upper_step"),

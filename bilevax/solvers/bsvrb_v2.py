@@ -31,7 +31,7 @@ class BSVRBv2(Recipe):
     Args:
       upper_step: η: a float, a schedule of the step number, or an optax transformation of z.
       lower_step: τ; left out, 2/(3 L_g) · I/m with an estimate of L_g.
-      inverse_step: τ̄; left out, the same.
+      inverse_step: τ̄; left out, τ.
       alpha: α in (0, 1].
       alpha_bar: ᾱ; left out, α.
       beta: β in (0, 1].

@@ -50,7 +50,8 @@ def check_coefficients(solver: Any, problem: Problem, sampler: Sampler) -> None:
 
 
 def _is_one(value: Any) -> bool:
-    unknown = value is None or callable(value) or checks.is_traced(value)
+    value = value(jnp.zeros((), jnp.int32)) if callable(value) else value
+    unknown = value is None or checks.is_traced(value)
     return not unknown and bool(np.asarray(value) >= 1)
 
 
@@ -85,11 +86,19 @@ def checked_start(
     x = checks.floating("x0", x0)
     given = dict.fromkeys(problem.levels) if y0 is None else problem.split("y0", y0)
     block, upper, lower = _one_block(problem, sampler)
+    padded = _padded(problem, sampler)
     y, one, estimated = {}, {}, set()
     for name, level in problem.levels.items():
         label = f"y0[{name!r}]" if problem.named else "y0"
         slots, rows = problem.slots_of(name), lower[name]
         own = _slot_shape(level, block, rows, name)
+        if own != () and name in padded:
+            raise ValueError(
+                f"lower level {name!r} touches slots of shape {own}, which ragged blocks with all rows "
+                "cannot: give batch_size"
+            )
+        if level.slots is not None and given[name] is None:
+            raise ValueError(f"{label} must be given for a level with slots of its own, got None")
         if isinstance(level, Argmin):
             y[name] = _with_slots(label, given[name], slots)
             one[name] = _of_one_block(y[name], own)
@@ -109,6 +118,14 @@ def checked_start(
         one[name] = _of_one_block(y[name], own)
     checks.scalar_output("upper", problem.upper, x=x, y=problem.view(one), block=block, batch=upper)
     return x, y, frozenset(estimated)
+
+
+def _padded(problem: Problem, sampler: Sampler) -> set[str]:
+    """The levels whose batches are padded: then user functions see their rows one at a time."""
+    sample = sampler.one_block(problem, sampler.batch_size, slots=False)
+    return {
+        n for n, batch in sample.lower.items() if batch.weight is not None or sample.upper.weight is not None
+    }
 
 
 def _of_one_block(y: PyTree, own: tuple[int, ...]) -> PyTree:

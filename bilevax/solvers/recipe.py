@@ -16,7 +16,7 @@ import optax
 from jax import Array
 
 from bilevax import checks
-from bilevax.curvature import Clocks, Identity, Rates, TrackedHessian, TrackedSolve, Tracker, Visit
+from bilevax.curvature import Clocks, Identity, Rates, TrackedHessian, Tracker, Visit
 from bilevax.estimators import moving_average, msvr_gamma, storm
 from bilevax.lagrangian import Gradients, Point, gradients, upper_gradients
 from bilevax.memory import Moving, gather, scatter
@@ -24,7 +24,7 @@ from bilevax.problem import Mean, Problem
 from bilevax.sampling import Sample
 from bilevax.solvers.start import start_state
 from bilevax.solvers.state import Info, State
-from bilevax.trees import PyTree, combine, norm
+from bilevax.trees import PyTree, combine, norm, root_mean_square
 
 Coefficient = float | Callable[[Array], Array] | Mapping[str, Any]
 UpperStep = float | Callable[[Array], Array] | optax.GradientTransformation
@@ -113,7 +113,8 @@ class Recipe(eqx.Module):
             visit = visits[name]
             directions = [one[name] for one in v]
             rows, count = tracker.refresh(visit, problem, points, seen, directions, sample)
-            levels[name] = scatter(state.levels[name], sample.slots[name], rows)
+            distinct = problem.levels[name].slots is None
+            levels[name] = scatter(state.levels[name], sample.slots[name], rows, distinct)
             clocks[name] = _tick(visit)
             repaired.append(count)
             visits[name] = eqx.tree_at(lambda visit: visit.rows, visit, rows)
@@ -200,7 +201,7 @@ class Recipe(eqx.Module):
         if name in state.smoothness:
             smoothness = state.smoothness[name]
             safe = 2 / (3 * smoothness) * (chance if self.lazy else 1.0)
-            lower_step, inverse_step = first(lower_step, safe), first(inverse_step, safe)
+            lower_step = first(lower_step, safe)
         if not isinstance(problem.levels[name], Mean):
             lower_step, inverse_step = lower_step * shrunk, first(inverse_step, lower_step) * shrunk
         floor = first(at("floor"), state.floors.get(name))
@@ -208,9 +209,7 @@ class Recipe(eqx.Module):
 
     def missing(self, name: str) -> set[str]:
         """Which of the coefficients that an argmin level needs were left out, and must be estimated."""
-        needed = {"lower_step"}
-        needed |= {"inverse_step"} if isinstance(self.curvature, TrackedSolve) else set()
-        needed |= {"floor"} if isinstance(self.curvature, TrackedHessian) else set()
+        needed = {"lower_step"} | ({"floor"} if isinstance(self.curvature, TrackedHessian) else set())
         start = jnp.zeros((), jnp.int32)
         return {option for option in needed if evaluate(self.option(option), start, name) is None}
 
@@ -258,16 +257,11 @@ def _tick(visit: Visit) -> Clocks:
 
 
 def _info(objective: Array, z: PyTree, visits: dict[str, Visit], decomposed: Any) -> Info:
-    rows = [visit.rows for visit in visits.values()]
+    seen = list(visits.values())
     return Info(
         objective,
         norm(z),
-        _root_mean_square([row.y.slope for row in rows if isinstance(row.y, Moving)]),
-        _root_mean_square([row.v.slope for row in rows if row.v is not None]),
+        root_mean_square([(v.rows.y.slope, v.slot_axes) for v in seen if isinstance(v.rows.y, Moving)]),
+        root_mean_square([(v.rows.v.slope, v.slot_axes) for v in seen if v.rows.v is not None]),
         decomposed,
     )
-
-
-def _root_mean_square(slopes: list[PyTree]) -> Array:
-    slots = sum(jax.tree.leaves(slope)[0].shape[0] for slope in slopes)
-    return norm(slopes) / max(slots, 1) ** 0.5

@@ -21,7 +21,7 @@ class SOBA(Recipe):
     Args:
       upper_step: η: a float, a schedule of the step number, or an optax transformation.
       lower_step: τ; left out, 2/(3 L_g) with an estimate of L_g.
-      inverse_step: τ̄; left out, the same.
+      inverse_step: τ̄; left out, τ.
       radius: V ≥ ‖v_i‖; left out, v is not projected.
 
     All but `upper_step` may be dicts by lower level.

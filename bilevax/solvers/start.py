@@ -103,7 +103,9 @@ def _first_pass(
         levels, total = carry
         sample = state.sampler.visit(problem, blocks, state.sampler.random.at(START).at(number), batch_size)
         rows, z = _first_look(recipe, problem, state, levels, sample, estimated)
-        levels = {name: scatter(levels[name], sample.slots[name], rows[name]) for name in levels}
+        levels = {
+            n: scatter(levels[n], sample.slots[n], rows[n], problem.levels[n].slots is None) for n in levels
+        }
         return levels, combine((1, total), (blocks.shape[0] / problem.count, z))
 
     def whole_group(number: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:

@@ -1,0 +1,136 @@
+"""Rows: packing loses nothing, and slots of one's own are tracked as they should be."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from closed_forms import Quadratic
+
+import bilevax as bx
+from bilevax import rows as rows_module
+
+
+def draws(data):
+    return data.draw(bx.Stream.start(jax.random.key(0)), jnp.arange(5), 7).rows
+
+
+@pytest.mark.parametrize(
+    ("values", "packed"),
+    [
+        ([0.0, 1.0], True),
+        ([-128.0, 127.0], True),
+        ([0.0, 128.0], False),
+        ([0.0, 0.5], False),
+        ([0.0, -0.0], False),
+        ([0.0, np.nan], False),
+        ([0.0, np.inf], False),
+    ],
+)
+def test_large_arrays_of_small_integers_are_kept_in_bytes_and_come_back_the_same(values, packed):
+    array = np.random.default_rng(0).choice(values, (2000, 60)).astype(np.float32)
+    data = bx.Shared({"row": array, "label": array[:, 0]})
+    assert (data.packed.stored["row"].dtype == jnp.int8) == packed
+    assert data.rows["row"].dtype == jnp.float32
+    np.testing.assert_array_equal(np.asarray(data.rows["row"]).view(np.uint32), array.view(np.uint32))
+
+
+def test_packed_rows_give_the_same_batches(monkeypatch):
+    array = np.random.default_rng(0).integers(0, 2, (2000, 60)).astype(np.float32)
+    offsets = np.arange(6) * 400
+    packed = [draws(bx.Shared(array)), draws(bx.PerBlock(array, offsets))]
+    monkeypatch.setattr(rows_module, "_LARGE", 10**9)
+    plain = [draws(bx.Shared(array)), draws(bx.PerBlock(array, offsets))]
+    for one, other in zip(packed, plain, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+def test_the_first_estimators_come_from_all_rows_on_request():
+    case = Quadratic(m=6, rows=7, d_y=3, d_x=3)
+    solver = bx.BSVRBv2(upper_step=0.1)
+    arguments = {"key": jax.random.key(0), "blocks_per_step": 2, "batch_size": 2}
+    state = solver.init(case.problem, case.x0, case.y0, initial_batch_size="all", **arguments)
+    slope = -(case.B @ np.ones(3) + case.shifts.mean(1))  # ∇_y g at y = 0
+    np.testing.assert_allclose(state.levels["lower"].y.slope, slope, atol=1e-5)
+    np.testing.assert_allclose(state.levels["lower"].v.slope, case.targets.mean(1), atol=1e-5)
+    np.testing.assert_allclose(state.z, case.ridge * np.ones(3), atol=1e-6)
+    empty = solver.init(case.problem, case.x0, case.y0, initial_batch_size=0, **arguments)
+    assert not np.any(empty.levels["lower"].y.slope)
+    assert not np.any(empty.z)
+    rough = solver.init(case.problem, case.x0, case.y0, **arguments)
+    assert np.max(np.abs(rough.levels["lower"].y.slope - slope)) > 1e-3
+
+
+class Pairs(bx.Rows):
+    """Each block owns `per_block` slots, and draws `size` distinct ones."""
+
+    values: jax.Array
+    per_block: int = eqx.field(static=True)
+
+    def draw(self, random, blocks, size):
+        order = jnp.argsort(random.bits((blocks.shape[0], self.per_block)), axis=1)[:, :size]
+        slots = blocks[:, None] * self.per_block + order
+        return bx.Batch({"slot": slots, "value": self.values[slots]})
+
+
+def pair_problem(m=6, per_block=5):
+    values = np.random.default_rng(0).normal(size=m * per_block).astype(np.float32)
+
+    def upper(x, y, block, batch):
+        return jnp.mean((y["pair"] - 1) ** 2) + (y["whole"] - x) ** 2
+
+    levels = {
+        "pair": bx.mean(
+            lambda x, block, batch: batch["value"] * x,
+            slots=lambda block, batch: batch["slot"],
+            count=m * per_block,
+        ),
+        "whole": bx.argmin(lambda x, y, block, batch: 0.5 * (y - 2 * x) ** 2),
+    }
+    return bx.Problem(upper, levels, m, None, Pairs(jnp.asarray(values), per_block)), values
+
+
+@pytest.mark.parametrize("method", [bx.BSVRBv1, bx.BSVRBv2, bx.KSONG, bx.MMBO, bx.SOBA])
+def test_slots_of_ones_own_reach_the_closed_form_solution(method):
+    problem, values = pair_problem()
+    y0 = {"pair": jnp.zeros(30), "whole": jnp.zeros(6)}
+    result = bx.minimize(
+        problem, method(upper_step=0.02), jnp.asarray(0.0), y0,
+        steps=4000, blocks_per_step=3, batch_size=2, key=jax.random.key(0), progress=None,
+    )  # fmt: skip
+    # F(x) = mean (value x − 1)² + x²
+    solution = values.mean() / (np.mean(values**2) + 1)
+    np.testing.assert_allclose(result.x, solution, atol=0.03)
+    np.testing.assert_allclose(result.y["pair"], values * float(result.x), atol=0.1)
+    np.testing.assert_allclose(result.y["whole"], 2 * np.full(6, result.x), atol=0.1)
+
+
+def test_a_level_with_slots_needs_a_start():
+    problem, _ = pair_problem()
+    with pytest.raises(ValueError, match=r"y0\['pair'\] must be given for a level with slots"):
+        bx.BSVRBv2(upper_step=0.1).init(
+            problem,
+            jnp.asarray(0.0),
+            {"pair": None, "whole": jnp.zeros(6)},
+            key=jax.random.key(0),
+            batch_size=2,
+        )
+
+
+def test_the_y_of_a_vmapped_state_is_caught_up_run_by_run():
+    case = Quadratic(m=6, rows=7, d_y=3, d_x=3)
+
+    def run(step):
+        solver = bx.BSVRBv2(upper_step=0.1, lower_step=step, inverse_step=step)
+        state = solver.init(
+            case.problem, case.x0, case.y0, key=jax.random.key(0), blocks_per_step=2, batch_size=3
+        )
+        return bx.advance(case.problem, solver, state, 20)
+
+    for count in (6, 4):
+        states = jax.vmap(run)(jnp.linspace(0.01, 0.1, count))
+        np.testing.assert_allclose(states.y, jax.vmap(lambda state: state.y)(states), rtol=1e-6)
+        np.testing.assert_allclose(states.v, jax.vmap(lambda state: state.v)(states), rtol=1e-6)
