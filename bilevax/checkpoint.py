@@ -80,12 +80,10 @@ class Checkpoints:
           CheckpointError: if this or the write before it failed; what was there before is unharmed.
         """
         arrays = [np.asarray(leaf) for leaf in jax.tree.leaves((state, extra))]
-        meta = {
-            "format": FORMAT,
-            "identity": self.identity,
-            "sums": [_checksum(a) for a in arrays],
-            "notes": notes,
-        }
+        # Written in the background: what goes on changing must be copied now.
+        notes = json.loads(json.dumps(notes))
+        sums = [_checksum(array) for array in arrays]
+        meta = {"format": FORMAT, "identity": self.identity, "sums": sums, "notes": notes}
         step = int(state.step)
         if step in self._manager.all_steps():
             return

@@ -43,7 +43,8 @@ def numbers_as_arrays(solver: Any) -> Any:
 
 def compiled_init(solver: Any, problem: Problem, x0: PyTree, y0: PyTree, key: Array, **plan: Any) -> State:
     """`solver.init`, compiled; its buffers are nobody else's and none is held twice: it can be donated."""
-    x0, y0 = numbers_as_arrays((x0, y0))
+    # Python floats would be compiled in.
+    x0, y0 = jax.tree.map(lambda a: jnp.asarray(a) if isinstance(a, float) else a, (x0, y0))
     return jax.tree.map(jnp.copy, _init(numbers_as_arrays(solver), problem, x0, y0, key, plan))
 
 

@@ -158,7 +158,8 @@ PARTS = {
         ValueError, "lower_data", "['p', 'r']", "expected ['p', 'q']",
     ),
     "lower_data of a level is an array": (
-        lambda: named(lower_data={"p": ROW}), TypeError, "lower_data", "bilevax.Shared", "got Array",
+        lambda: named(lower_data={"p": ROW, "q": None}),
+        TypeError, "lower_data", "bilevax.Shared", "got Array",
     ),
     "offsets of another number of blocks": (
         lambda: problem(lower_data=bx.PerBlock(ROW, [0, 2, ROWS])),

@@ -129,7 +129,28 @@ def test_a_directory_in_use_is_refused(tmp_path):
         return 0.0
 
     run(steps=20, checkpoint=tmp_path, metrics={"another": measure})
-    run(steps=20, checkpoint=tmp_path / "other")
+
+
+def test_a_new_run_is_not_mixed_with_an_old_one(tmp_path):
+    run(steps=40, checkpoint=tmp_path)
+    with pytest.raises(bx.CheckpointError, match="holds checkpoints of steps"):
+        run(checkpoint=tmp_path)
+
+
+def test_a_checkpoint_of_other_data_is_refused(tmp_path):
+    run(steps=40, checkpoint=tmp_path)
+    other = Quadratic(m=6, rows=7, d_y=3, d_x=3, seed=1)
+    with pytest.raises(bx.CheckpointError, match="data is"):
+        bx.minimize(
+            other.problem, SOLVERS["BSVRBv2"], CASE.x0, CASE.y0, steps=200, key=jax.random.key(0),
+            progress=None, blocks_per_step=2, batch_size=3, checkpoint=tmp_path, resume=True,
+        )  # fmt: skip
+
+
+def test_patience_cannot_come_and_go(tmp_path):
+    run(steps=40, checkpoint=tmp_path)
+    with pytest.raises(bx.CheckpointError, match="written without patience"):
+        run(checkpoint=tmp_path, resume=True, patience=5)
 
 
 def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
