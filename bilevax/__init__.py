@@ -12,8 +12,7 @@ from bilevax.rows import Batch, PerBlock, Rows, Shared
 from bilevax.run import Best, Result
 from bilevax.solvers import KSONG, MMBO, MSVR, RSVRB, SOBA, SONG, BSVRBv1, BSVRBv2, Info, Recipe, State
 from bilevax.stream import Stream
-
-__version__ = "0.1.0"
+from bilevax.version import __version__ as __version__
 
 __all__ = [
     "KSONG",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import warnings
@@ -16,6 +15,7 @@ import numpy as np
 
 from bilevax.problem import Problem
 from bilevax.solvers.state import State
+from bilevax.version import __version__
 
 FORMAT = 1
 
@@ -191,7 +191,7 @@ def identity(problem: Problem, solver: Any, state: State) -> dict[str, Any]:
     }
     sampler = state.sampler
     described = {
-        "bilevax": importlib.metadata.version("bilevax").rsplit(".", 1)[0],
+        "bilevax": __version__.rsplit(".", 1)[0],
         "solver": _describe(solver),
         "sampling": f"{sampler.per_step} of {sampler.blocks} blocks, {sampler.batch_size} rows, "
         f"shuffle {sampler.shuffle}",
