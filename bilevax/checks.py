@@ -104,7 +104,7 @@ def coefficient(
 
 
 def upper_step(value: Any) -> None:
-    """A positive number, a schedule or an optax transformation."""
+    """A number that is not negative, a schedule or an optax transformation."""
     if not isinstance(value, optax.GradientTransformation):
         kinds = "a number, a schedule or an optax transformation"
         coefficient("upper_step", value, zero=True, optional=False, kinds=kinds)

@@ -84,7 +84,7 @@ class Memory(eqx.Module):
       v: the tracked solution of ∇²_yy g v = ∇_y f, where it is tracked.
       hessian: the tracked Hessian, where it is tracked.
       previous: the Hessian, or the mean, before its last refresh.
-      visit: the step of the last visit, where `previous` is kept or only sampled slots move.
+      visit: the step of the last visit, where a corrected method keeps `previous` or is not lazy.
     """
 
     y: Moving | PyTree
