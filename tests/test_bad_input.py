@@ -404,6 +404,14 @@ RUNS = {
     "x0 of mixed leaves": (
         given(x0={"a": X, "b": 1}), TypeError, "x0['b'] must be a floating array", "dtype int32",
     ),
+    "y0 of half precision, to be factorised": (
+        given(solver=bx.BSVRBv1(upper_step=0.1), y0=Y.astype(jnp.bfloat16)),
+        TypeError, "y0 of the lower level 'lower' must be float32 or float64", "got bfloat16",
+    ),
+    "y0 of half precision for RSVRB": (
+        given(solver=bx.RSVRB(upper_step=0.1), y0=Y.astype(jnp.bfloat16)),
+        TypeError, "y0 of the lower level 'lower' must be float32 or float64", "got bfloat16",
+    ),
     "x0 of text": (given(x0="zero"), TypeError, "x0 must be a floating array", "got str"),
     "x0 of an object": (given(x0=X.at), TypeError, "x0 must be a floating array", "got _IndexUpdateHelper"),
     "x0 is None": (given(x0=None), ValueError, "x0 must hold at least one array", "got None"),

@@ -66,6 +66,16 @@ def check_hessian_slots(trackers: dict[str, Any], problem: Problem, sampler: Sam
             )
 
 
+def check_factorable(name: str, y: PyTree) -> None:
+    """Raises if a level's Hessians could not be factorised for their dtype."""
+    for leaf in jax.tree.leaves(y):
+        if leaf.dtype.itemsize < 4:
+            raise TypeError(
+                f"y0 of the lower level {name!r} must be float32 or float64 for a method that factorises "
+                f"Hessians, got {leaf.dtype}: use BSVRBv2"
+            )
+
+
 def first_rows(initial_batch_size: Any, batch_size: int | None) -> int | None:
     """The rows per block of the first pass: None for all of them, 0 for no pass."""
     if initial_batch_size is None:

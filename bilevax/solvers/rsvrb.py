@@ -22,7 +22,7 @@ from bilevax.memory import Clock, Moving, Reading, gather, project_ball, scatter
 from bilevax.problem import Argmin, Problem
 from bilevax.sampling import SECOND_BLOCKS, START, Sample, make_sampler
 from bilevax.smoothness import estimate_floor, estimate_smoothness
-from bilevax.solvers.inputs import check_coefficients, checked_start, first_rows
+from bilevax.solvers.inputs import check_coefficients, check_factorable, checked_start, first_rows
 from bilevax.solvers.recipe import UpperStep, evaluate, first, upper_move
 from bilevax.solvers.state import Info, State
 from bilevax.trees import PyTree, norm, result_dtype, spread, zeros_like
@@ -133,6 +133,7 @@ class RSVRB(eqx.Module):
         check_coefficients(self, problem, sampler)
         x, levels, _ = checked_start(problem, x0, y0, sampler)
         y = levels[name]
+        check_factorable(name, y)
         dtype = jnp.result_type(result_dtype(x), result_dtype(y))
         d_x, d_y = _size(x), _size(jax.tree.map(lambda a: a[0], y))
         _check_memory(problem.count, d_x, d_y, dtype)

@@ -26,7 +26,13 @@ from bilevax.memory import Clock, Memory, Moving, Reading, gather, scatter
 from bilevax.problem import Problem
 from bilevax.sampling import START, Sample, make_sampler
 from bilevax.smoothness import estimate_floor, estimate_smoothness
-from bilevax.solvers.inputs import check_coefficients, check_hessian_slots, checked_start, first_rows
+from bilevax.solvers.inputs import (
+    check_coefficients,
+    check_factorable,
+    check_hessian_slots,
+    checked_start,
+    first_rows,
+)
 from bilevax.solvers.state import State
 from bilevax.trees import PyTree, combine, result_dtype, zeros_like
 
@@ -52,6 +58,9 @@ def start_state(
     check_coefficients(recipe, problem, sampler)
     x, y, estimated = checked_start(problem, x0, y0, sampler)
     check_hessian_slots(trackers, problem, sampler)
+    for name, tracker in trackers.items():
+        if isinstance(tracker, TrackedHessian):
+            check_factorable(name, y[name])
     missing = {n: recipe.missing(n) for n, t in trackers.items() if not isinstance(t, Identity)}
     probed = rows == 0 or any(missing.values())
     smoothness = estimate_smoothness(problem, x, y, sampler) if probed else {}
