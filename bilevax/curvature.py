@@ -13,7 +13,7 @@ Each is a stateless tracker of one lower level: it recalls the level's slots at 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -97,6 +97,24 @@ class Visit(eqx.Module):
         return Moving(combine((1, value), (-step, slope)), slope, None)
 
 
+class Look(NamedTuple):
+    """What a step sees: lists hold one entry per point, [now] or [now, before].
+
+    Attributes:
+      problem: the problem.
+      sample: the blocks and rows of the step.
+      points: x and y.
+      v: per level, ≈ [∇²_yy g]⁻¹ ∇_y f.
+      gradients: those of ℓ.
+    """
+
+    problem: Problem
+    sample: Sample
+    points: list[Point]
+    v: list[dict[str, PyTree]]
+    gradients: list[Gradients]
+
+
 def track(tracked: PyTree, samples: list[PyTree], alpha: Array, gamma: Array | None) -> PyTree:
     """MSVR when there are samples at both points, a moving average when there is one."""
     if len(samples) == 1:
@@ -119,17 +137,9 @@ class Identity:
     def directions(self, visit: Visit, by_y: list[PyTree]) -> list[PyTree]:
         return by_y
 
-    def refresh(
-        self,
-        visit: Visit,
-        problem: Problem,
-        points: list[Point],
-        seen: list[Gradients],
-        v: list[PyTree],
-        sample: Sample,
-    ) -> tuple[Memory, Array]:
+    def refresh(self, visit: Visit, look: Look) -> tuple[Memory, Array]:
         rows, rates = visit.rows, visit.rates
-        y = track(rows.y, [one.v[visit.name] for one in seen], rates.alpha, rates.gamma)
+        y = track(rows.y, [one.v[visit.name] for one in look.gradients], rates.alpha, rates.gamma)
         previous = rows.y if visit.corrected else None
         return Memory(y=y, previous=previous, visit=visit.stamped), jnp.zeros((), jnp.int32)
 
@@ -147,22 +157,15 @@ class TrackedSolve:
         recalled = visit.recall(visit.rows.v, visit.clocks.v)
         return [project_ball(v, visit.rates.radius, visit.slot_axes) for v in recalled]
 
-    def refresh(
-        self,
-        visit: Visit,
-        problem: Problem,
-        points: list[Point],
-        seen: list[Gradients],
-        v: list[PyTree],
-        sample: Sample,
-    ) -> tuple[Memory, Array]:
+    def refresh(self, visit: Visit, look: Look) -> tuple[Memory, Array]:
         rows, rates = visit.rows, visit.rates
         assert rows.v is not None
-        u = track(rows.v.slope, [_minus(one.y[visit.name]) for one in seen], rates.alpha_bar, rates.gamma_bar)
-        moved = visit.move(v[0], u, visit.clocks.v, rates.inverse_step)
+        samples = [_minus(one.y[visit.name]) for one in look.gradients]
+        u = track(rows.v.slope, samples, rates.alpha_bar, rates.gamma_bar)
+        moved = visit.move(look.v[0][visit.name], u, visit.clocks.v, rates.inverse_step)
         if not visit.lazy:
             moved = Moving(project_ball(moved.value, rates.radius, visit.slot_axes), u, None)
-        y = _refresh_y(visit, points, seen)
+        y = _refresh_y(visit, look)
         return Memory(y=y, v=moved, visit=visit.stamped), jnp.zeros((), jnp.int32)
 
 
@@ -189,21 +192,15 @@ class TrackedHessian:
             solved = solved.at[..., 1].set(jnp.where(visit.recent[:, None], other, solved[..., 1]))
         return [unflatten_slots(solved[..., place], one) for place, one in enumerate(by_y)]
 
-    def refresh(
-        self,
-        visit: Visit,
-        problem: Problem,
-        points: list[Point],
-        seen: list[Gradients],
-        v: list[PyTree],
-        sample: Sample,
-    ) -> tuple[Memory, Array]:
+    def refresh(self, visit: Visit, look: Look) -> tuple[Memory, Array]:
         rows, rates = visit.rows, visit.rates
-        samples = [hessians(problem, visit.name, point, sample) for point in points]
+        samples = [hessians(look.problem, visit.name, point, look.sample) for point in look.points]
         tracked = track(rows.hessian, samples, rates.alpha_bar, rates.gamma_bar)
-        hessian, repaired = raise_eigenvalues(once_known(tracked, flatten_slots(v[0])), rates.floor)
+        hessian, repaired = raise_eigenvalues(
+            once_known(tracked, flatten_slots(look.v[0][visit.name])), rates.floor
+        )
         previous = rows.hessian if visit.corrected else None
-        y = _refresh_y(visit, points, seen)
+        y = _refresh_y(visit, look)
         return Memory(y=y, hessian=hessian, previous=previous, visit=visit.stamped), repaired
 
 
@@ -272,10 +269,11 @@ def run_if(condition: Array, compute: Any, otherwise: Array) -> Array:
     )[1]
 
 
-def _refresh_y(visit: Visit, points: list[Point], seen: list[Gradients]) -> Moving:
+def _refresh_y(visit: Visit, look: Look) -> Moving:
     rates = visit.rates
-    s = track(visit.rows.y.slope, [_minus(one.v[visit.name]) for one in seen], rates.alpha, rates.gamma)
-    return visit.move(points[0].y[visit.name], s, visit.clocks.y, rates.lower_step)
+    samples = [_minus(one.v[visit.name]) for one in look.gradients]
+    s = track(visit.rows.y.slope, samples, rates.alpha, rates.gamma)
+    return visit.move(look.points[0].y[visit.name], s, visit.clocks.y, rates.lower_step)
 
 
 def _cholesky(matrix: Array) -> Array:

@@ -16,9 +16,9 @@ import optax
 from jax import Array
 
 from bilevax import checks
-from bilevax.curvature import Clocks, Identity, Rates, TrackedHessian, Tracker, Visit
+from bilevax.curvature import Clocks, Identity, Look, Rates, TrackedHessian, Tracker, Visit
 from bilevax.estimators import moving_average, msvr_gamma, storm
-from bilevax.lagrangian import Gradients, Point, gradients, upper_gradients
+from bilevax.lagrangian import Point, gradients, upper_gradients
 from bilevax.memory import Moving, gather, scatter
 from bilevax.problem import Mean, Problem
 from bilevax.sampling import Sample
@@ -107,12 +107,12 @@ class Recipe(eqx.Module):
         """
         sample = state.sampler.draw(problem, state.step)
         visits = self.visits(problem, state, sample, stage)
-        points, v, seen = self.look(problem, state, sample, visits)
+        look = self.look(problem, state, sample, visits)
+        seen = look.gradients
         levels, clocks, repaired = {}, {}, []
         for name, tracker in self.trackers(problem).items():
             visit = visits[name]
-            directions = [one[name] for one in v]
-            rows, count = tracker.refresh(visit, problem, points, seen, directions, sample)
+            rows, count = tracker.refresh(visit, look)
             distinct = problem.levels[name].slots is None
             levels[name] = scatter(state.levels[name], sample.slots[name], rows, distinct)
             clocks[name] = _tick(visit)
@@ -165,9 +165,7 @@ class Recipe(eqx.Module):
             for name in problem.levels
         }
 
-    def look(
-        self, problem: Problem, state: State, sample: Sample, visits: dict[str, Visit]
-    ) -> tuple[list[Point], list[dict[str, PyTree]], list[Gradients]]:
+    def look(self, problem: Problem, state: State, sample: Sample, visits: dict[str, Visit]) -> Look:
         """The points [now] or [now, before], the v there, and the gradients of ℓ there."""
         trackers = self.trackers(problem)
         recalled = {name: tracker.recall(visits[name]) for name, tracker in trackers.items()}
@@ -181,7 +179,7 @@ class Recipe(eqx.Module):
         seen = _at_points(
             lambda pair: gradients(problem, pair[0], pair[1], sample), list(zip(points, v, strict=True))
         )
-        return points, v, seen
+        return Look(problem, sample, points, v, seen)
 
     def rates(self, problem: Problem, state: State, name: str, touched: int, stage: Array | int) -> Rates:
         """The coefficients of a level at the present step: a restart halves α and shrinks steps by √2."""
