@@ -12,6 +12,7 @@ from bilevax.rows import Batch, PerBlock, Rows, Shared
 from bilevax.run import Best, Result
 from bilevax.solvers import KSONG, MMBO, MSVR, RSVRB, SOBA, SONG, BSVRBv1, BSVRBv2, Info, Recipe, State
 from bilevax.stream import Stream
+from bilevax.sweep import Sweep, grid, sweep
 from bilevax.version import __version__ as __version__
 
 __all__ = [
@@ -39,13 +40,16 @@ __all__ = [
     "Shared",
     "State",
     "Stream",
+    "Sweep",
     "advance",
     "argmin",
+    "grid",
     "hypergradient",
     "mean",
     "minimize",
     "objective",
     "residuals",
     "solve_lower",
+    "sweep",
     "theory",
 ]

@@ -1,0 +1,102 @@
+"""A sweep is the same as its runs one by one."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import optax
+import pytest
+from closed_forms import Quadratic
+
+import bilevax as bx
+
+CASE = Quadratic(m=6, rows=7, d_y=3, d_x=3)
+PLAN = {"steps": 60, "every": 20, "blocks_per_step": 2, "batch_size": 3, "progress": None}
+KEYS = jax.random.split(jax.random.key(3), 2)
+
+MAKERS = {
+    "BSVRBv2": bx.BSVRBv2,
+    "BSVRBv1": bx.BSVRBv1,
+    "RSVRB": bx.RSVRB,
+    "Adam": lambda upper_step, beta: bx.BSVRBv2(upper_step=optax.adam(upper_step), beta=beta),
+    "RE-BSVRBv2": lambda **numbers: bx.Restart(bx.BSVRBv2(**numbers), first=20, stages=2),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_run_of_a_sweep_is_the_run_that_minimize_makes(name, x64):
+    case = Quadratic(m=6, rows=7, d_y=3, d_x=3, dtype=np.float64)
+    settings = {"upper_step": [0.01, 0.05], "beta": [0.5, 0.1]}
+    found = bx.sweep(case.problem, MAKERS[name], settings, case.x0, case.y0, keys=KEYS, **PLAN)
+    assert found.history["objective"].shape == (2, 2, 3)
+    assert found.step.tolist() == [20, 40, 60]
+    for row in range(2):
+        solver = MAKERS[name](**{key: float(column[row]) for key, column in settings.items()})
+        for seed in range(2):
+            one = bx.minimize(case.problem, solver, case.x0, case.y0, key=KEYS[seed], **PLAN)
+            np.testing.assert_allclose(found.x[row, seed], one.x, rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(found.y[row, seed], one.y, rtol=1e-9, atol=1e-12)
+            for metric in ("objective", "gradient_norm"):
+                np.testing.assert_allclose(found.history[metric][row, seed], one.history[metric], rtol=1e-9)
+
+
+def test_problems_may_differ_by_seed():
+    cases = [Quadratic(m=6, rows=7, d_y=3, d_x=3, seed=seed) for seed in range(2)]
+    stacked = [case.problem for case in cases]
+    upper, lower = stacked[0].upper, stacked[0].levels["lower"].function
+    stacked = [bx.Problem(upper, lower, p.blocks, p.upper_data, p.lower_data[0]) for p in stacked]
+    found = bx.sweep(stacked, bx.BSVRBv2, {"upper_step": [0.05]}, CASE.x0, CASE.y0, keys=KEYS, **PLAN)
+    for seed in range(2):
+        one = bx.minimize(
+            stacked[seed], bx.BSVRBv2(upper_step=0.05), CASE.x0, CASE.y0, key=KEYS[seed], **PLAN
+        )
+        np.testing.assert_allclose(found.x[0, seed], one.x, rtol=2e-4, atol=1e-5)
+
+
+def test_a_setting_that_diverges_disturbs_no_other_and_is_not_the_best():
+    settings = {"upper_step": [0.05, 0.05], "lower_step": [0.05, 1e4]}
+    found = bx.sweep(CASE.problem, bx.BSVRBv2, settings, CASE.x0, CASE.y0, keys=KEYS, **PLAN)
+    assert np.isfinite(found.history["objective"][0]).all()
+    assert found.scores("objective")[1] == np.inf
+    assert found.best("objective")["lower_step"] == 0.05
+    alone = bx.sweep(
+        CASE.problem, bx.BSVRBv2, {"upper_step": [0.05], "lower_step": [0.05]}, CASE.x0, CASE.y0,
+        keys=KEYS, **PLAN,
+    )  # fmt: skip
+    np.testing.assert_allclose(found.x[0], alone.x[0], rtol=1e-5)
+
+
+def test_metrics_are_measured_for_every_run():
+    metrics = {"size": lambda problem, state: (state.x**2).sum()}
+    found = bx.sweep(
+        CASE.problem, bx.BSVRBv2, {"upper_step": [0.05]}, CASE.x0, CASE.y0, keys=KEYS, metrics=metrics, **PLAN
+    )
+    np.testing.assert_allclose(found.history["size"][0, :, -1], (found.x[0] ** 2).sum(-1), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"settings": {}}, TypeError, "settings must be a dict of columns"),
+        ({"settings": {"upper_step": [0.1], "beta": [0.1, 0.2]}}, ValueError, "columns of one length"),
+        ({"settings": {"upper_step": []}}, ValueError, "columns of one length"),
+        ({"settings": {"upper_step": [-1.0]}}, ValueError, "upper_step must lie in"),
+        ({"keys": jax.random.key(0)}, ValueError, "keys must be an array of random keys"),
+        ({"keys": np.arange(3)}, ValueError, "keys must be an array of random keys"),
+        ({"problem": [CASE.problem]}, ValueError, "one per key, got 1 for 2 keys"),
+        ({"steps": 0}, ValueError, "steps must be at least 1"),
+        ({"make": lambda upper_step: upper_step}, TypeError, "solver must be a bilevax solver"),
+    ],
+)
+def test_bad_input_is_refused(change, error, words):
+    given = {"problem": CASE.problem, "make": bx.BSVRBv2, "settings": {"upper_step": [0.1]}, "keys": KEYS}
+    given |= PLAN | {"x0": CASE.x0, "y0": CASE.y0} | change
+    with pytest.raises(error, match=words):
+        bx.sweep(**given)
+
+
+def test_if_every_setting_diverged_there_is_no_best():
+    settings = {"upper_step": [0.05], "lower_step": [1e4]}
+    found = bx.sweep(CASE.problem, bx.BSVRBv2, settings, CASE.x0, CASE.y0, keys=KEYS, **PLAN)
+    with pytest.raises(ValueError, match="all diverged"):
+        found.best("objective")
