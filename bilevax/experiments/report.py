@@ -1,0 +1,135 @@
+"""What an experiment leaves behind: tables, plots and settings in one folder."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bilevax.version import __version__
+
+
+def spread(values: Any, digits: int = 4) -> str:
+    """Mean and standard deviation of some numbers, as text.
+
+    Example:
+      >>> spread([0.5, 0.7])
+      '0.6000 ± 0.1414'
+    """
+    values = np.asarray(values, float)
+    mean = f"{values.mean():.{digits}f}"
+    return mean if values.size < 2 else f"{mean} ± {values.std(ddof=1):.{digits}f}"
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as a Markdown table; columns in the order in which they first occur.
+
+    Example:
+      >>> print(markdown([{"noise": 0.1, "accuracy": "0.85"}]))
+      | noise | accuracy |
+      | --- | --- |
+      | 0.1 | 0.85 |
+    """
+    columns = _columns(rows)
+    lines = ["| " + " | ".join(columns) + " |", "| " + " | ".join("---" for _ in columns) + " |"]
+    lines += ["| " + " | ".join(_cell(row.get(name)) for name in columns) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+class Report:
+    """A folder of results: `name.csv`, `name.md`, `name.png` and `settings.json`.
+
+    The folder is made, and proved writable, before any work is done.
+
+    Args:
+      folder: where the results go.
+      settings: what the experiment was run with; any mix of dataclasses, dicts, paths and numbers.
+      quick: marks every table as that of a short check.
+    """
+
+    def __init__(self, folder: str | Path, settings: Any, *, quick: bool = False):
+        self.folder, self.quick, self.began = Path(folder), quick, time.perf_counter()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        device = jax.devices()[0]
+        self.facts: dict[str, Any] = {
+            "settings": _plain(settings),
+            "quick": quick,
+            "bilevax": __version__,
+            "jax": jax.__version__,
+            "python": platform.python_version(),
+            "device": f"{len(jax.devices())} × {device.device_kind}",
+        }
+        self._write_facts()
+
+    def table(self, name: str, rows: Sequence[Mapping[str, Any]], title: str, note: str = "") -> None:
+        """Writes a table as CSV and Markdown, and shows it."""
+        columns = _columns(rows)
+        with (self.folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, columns, restval="")
+            writer.writeheader()
+            writer.writerows(rows)
+        heading = f"# {title}{' (quick check)' if self.quick else ''}\n\n"
+        text = heading + markdown(rows) + (f"\n\n{note}" if note else "") + "\n"
+        (self.folder / f"{name}.md").write_text(text, encoding="utf-8")
+        _show(rows, columns, title, note)
+
+    def figure(self, name: str, figure: Any) -> None:
+        """Writes a matplotlib figure as PNG."""
+        figure.savefig(self.folder / f"{name}.png", dpi=130)
+
+    def fact(self, name: str, value: Any) -> None:
+        """Adds something to `settings.json`."""
+        self.facts[name] = _plain(value)
+        self._write_facts()
+
+    def finish(self) -> None:
+        """Notes the time it took, and says where the results are."""
+        self.fact("seconds", round(time.perf_counter() - self.began, 1))
+        print(f"results: {self.folder} ({self.facts['seconds']} s)")
+
+    def _write_facts(self) -> None:
+        text = json.dumps(self.facts, indent=2, ensure_ascii=False)
+        (self.folder / "settings.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, (float, np.floating)) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    """Something as JSON can hold it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(one) for one in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
+
+
+def _show(rows: Sequence[Mapping[str, Any]], columns: list[str], title: str, note: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns, title=title, caption=note or None)
+    for row in rows:
+        table.add_row(*(_cell(row.get(name)) for name in columns))
+    Console().print(table)
