@@ -130,7 +130,8 @@ class Problem(eqx.Module):
       lower: g(x, y, block, batch) for `argmin`, a level made by `argmin` or `mean`, or a dict of them.
       blocks: per-block constants, a pytree with leading axis m; or m itself, and then `block` is the
         block's index.
-      upper_data: `Shared`, `PerBlock` or another `Rows`; None if f needs no rows.
+      upper_data: `Shared`, `PerBlock` or another `Rows`; None if f needs no rows; or the name of a lower
+        level, whose batch f then sees: for an f that needs the rows whose slots a step touches.
       lower_data: the same for the lower level; or a dict by level, if they draw different rows.
 
     Example:
@@ -152,13 +153,14 @@ class Problem(eqx.Module):
     source_of: tuple[tuple[str, int], ...] = eqx.field(static=True)
     count: int = eqx.field(static=True)
     named: bool = eqx.field(static=True)
+    upper_shares: str | None = eqx.field(static=True)
 
     def __init__(
         self,
         upper: Callable[..., Array],
         lower: Callable[..., Any] | Level | Mapping[str, Callable[..., Any] | Level],
         blocks: PyTree,
-        upper_data: Rows | None = None,
+        upper_data: Rows | str | None = None,
         lower_data: Rows | Mapping[str, Rows | None] | None = None,
     ):
         if not callable(upper):
@@ -174,7 +176,13 @@ class Problem(eqx.Module):
         else:
             self.count = checks.leading_axis("blocks", blocks)
             self.blocks = jax.tree.map(jnp.asarray, blocks)
-        self.upper_data = _as_rows("upper_data", upper_data, self.count)
+        self.upper_shares = upper_data if isinstance(upper_data, str) else None
+        if self.upper_shares is not None and self.upper_shares not in self.levels:
+            raise ValueError(
+                f"upper_data must be rows or the name of a lower level, one of {sorted(self.levels)}, "
+                f"got {upper_data!r}"
+            )
+        self.upper_data = _as_rows("upper_data", None if self.upper_shares else upper_data, self.count)
         if isinstance(lower_data, Mapping):
             if not self.named or set(lower_data) != set(self.levels):
                 raise ValueError(
@@ -212,6 +220,12 @@ class Problem(eqx.Module):
     ) -> Array:
         """f_i(x, y; ξ)."""
         return average(lambda rows: self.upper(x, self.view(y), block, rows), rows, weight)
+
+    def draw_upper(self, random: Stream, blocks: Array, size: int | None, lower: dict[str, Batch]) -> Batch:
+        """The upper level's batch: its own, or that of the lower level which it shares."""
+        if self.upper_shares is not None:
+            return lower[self.upper_shares]
+        return draw(self.upper_data, random, blocks, size)
 
     def draw_lower(self, random: Stream, blocks: Array, size: int | None) -> dict[str, Batch]:
         """One batch per level; levels with the same data source share it."""

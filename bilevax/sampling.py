@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from bilevax import checks
-from bilevax.problem import Problem, draw
+from bilevax.problem import Problem
 from bilevax.rows import Batch
 from bilevax.stream import Stream, mix
 
@@ -80,7 +80,7 @@ class Sampler(eqx.Module):
         touched = {
             n: _slots(level, blocks, constants, lower[n]) for n, level in problem.levels.items() if slots
         }
-        upper = draw(problem.upper_data, random.at(0), blocks, batch_size)
+        upper = problem.draw_upper(random.at(0), blocks, batch_size, lower)
         return Sample(blocks, constants, touched, upper, lower)
 
     def one_block(self, problem: Problem, batch_size: int | None, slots: bool = True) -> Sample:
