@@ -32,7 +32,7 @@ def text_sha256(path: str | PathLike[str], *, size_limit: int = SIZE_LIMIT) -> s
     r"""The SHA-256 of a text's lines, without blanks at their ends and without blank lines at the end.
 
     Copies of LIBSVM's files differ in line ends (`\r\n`, blanks, a last newline) and in nothing else. The sum
-    is of every line stripped of white space at its right, joined by `\n`, less the white space at the very end.
+    is of every line stripped of white space at its right, joined by `\n`, less the white space at the end.
 
     Example:
       >>> import tempfile, pathlib
