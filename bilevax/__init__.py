@@ -4,7 +4,9 @@ from bilevax import theory
 from bilevax.checkpoint import CheckpointError
 from bilevax.chunks import advance
 from bilevax.diagnostics import Residuals, hypergradient, objective, residuals, solve_lower
+from bilevax.logs import JsonLines, Log, TensorBoard
 from bilevax.minimize import minimize
+from bilevax.oracles import Oracles
 from bilevax.outcome import DivergedError, Outcome
 from bilevax.problem import Problem, argmin, mean
 from bilevax.restart import Restart
@@ -29,6 +31,9 @@ __all__ = [
     "CheckpointError",
     "DivergedError",
     "Info",
+    "JsonLines",
+    "Log",
+    "Oracles",
     "Outcome",
     "PerBlock",
     "Problem",
@@ -41,6 +46,7 @@ __all__ = [
     "State",
     "Stream",
     "Sweep",
+    "TensorBoard",
     "advance",
     "argmin",
     "grid",

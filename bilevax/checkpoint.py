@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import warnings
@@ -21,7 +22,13 @@ FORMAT = 1
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written, read, or used for this run."""
+    """A checkpoint could not be written, read, or used for this run.
+
+    Attributes:
+      result: what the run had reached when a write failed; None if it had not begun.
+    """
+
+    result: Any = None
 
 
 class Saved(NamedTuple):
@@ -89,7 +96,7 @@ class Checkpoints:
             return
         args = self._orbax.args
         composite = args.Composite(arrays=args.StandardSave(dict(_named(arrays))), meta=args.JsonSave(meta))
-        self._guard("written", lambda: self._manager.save(step, args=composite, force=True))
+        self._guard(lambda: self._manager.save(step, args=composite, force=True))
 
     def wait(self) -> None:
         """Returns when everything is on disk.
@@ -97,7 +104,7 @@ class Checkpoints:
         Raises:
           CheckpointError: if a write failed.
         """
-        self._guard("written", self._manager.wait_until_finished)
+        self._guard(self._manager.wait_until_finished)
 
     def restore(self, state: State, extra: Any) -> Saved | None:
         """The latest checkpoint that can be read; None if there is none.
@@ -170,21 +177,22 @@ class Checkpoints:
         state, extra = jax.tree.unflatten(structure, copies)
         return Saved(state, extra, meta["notes"])
 
-    def _guard(self, what: str, act: Any) -> None:
+    def _guard(self, act: Any) -> None:
         try:
             act()
         except Exception as error:
+            # The manager's own list counts the checkpoint that failed, and not those it would replace.
+            kept = sorted(int(path.name) for path in self.directory.iterdir() if path.name.isdigit())
+            full = "No space left" in str(error)
             raise CheckpointError(
-                f"a checkpoint could not be {what} to {self.directory}: {_first_line(error)}; "
-                f"those of steps {self.steps()} are unharmed"
+                f"a checkpoint could not be written to {self.directory}: "
+                f"{'the disk is full (No space left on device)' if full else _first_line(error)}; "
+                f"those of steps {kept} are unharmed"
             ) from error
 
 
 def identity(problem: Problem, solver: Any, state: State) -> dict[str, Any]:
-    """What makes a run the same run: its solver, data, start, shapes and sampling, as JSON.
-
-    Of an optax transformation only the names of its functions are known, not its numbers.
-    """
+    """What makes a run the same run: its solver, data, start, shapes and sampling, as JSON."""
     shapes = {
         jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
         for path, leaf in jax.tree_util.tree_leaves_with_path((problem, state))
@@ -203,12 +211,7 @@ def identity(problem: Problem, solver: Any, state: State) -> dict[str, Any]:
 
 
 def _describe(solver: Any) -> dict[str, str]:
-    """Class and numbers of a solver; functions by their names."""
-
-    def word(leaf: Any) -> str:
-        if callable(leaf):
-            return getattr(leaf, "__qualname__", type(leaf).__name__)
-        return repr(float(leaf))
+    """Class and numbers of a solver; functions by their names and the numbers they close over."""
 
     leaves = jax.tree_util.tree_leaves_with_path(solver)
     inner = getattr(solver, "solver", None)
@@ -218,8 +221,36 @@ def _describe(solver: Any) -> dict[str, str]:
         else {}
     )
     return {"class": type(solver).__name__, **stages} | {
-        jax.tree_util.keystr(p): word(leaf) for p, leaf in leaves
+        jax.tree_util.keystr(p): _word(leaf) for p, leaf in leaves
     }
+
+
+def _word(value: Any, depth: int = 8) -> str:
+    """A number, or a function with what it closes over (an optax transformation is such functions)."""
+    if depth == 0:
+        return "…"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(_word(one, depth - 1) for one in value)})"
+    if isinstance(value, functools.partial):
+        inside = [value.func, *value.args, *value.keywords.values()]
+        return f"partial{_word(inside, depth - 1)}"
+    if callable(value):
+        cells = [cell.cell_contents for cell in getattr(value, "__closure__", None) or () if _is_full(cell)]
+        inside = [_word(one, depth - 1) for one in (*cells, *(getattr(value, "__defaults__", None) or ()))]
+        name = getattr(value, "__qualname__", type(value).__name__)
+        return f"{name}({', '.join(inside)})" if inside else name
+    try:
+        return repr(float(value))
+    except (TypeError, ValueError):
+        return value if isinstance(value, str) else type(value).__name__
+
+
+def _is_full(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018  (raises if the variable was never set)
+    except ValueError:
+        return False
+    return True
 
 
 def _difference(there: Any, here: Any, where: str = "") -> list[str]:

@@ -24,6 +24,7 @@ from jax.flatten_util import ravel_pytree
 from bilevax.estimators import moving_average, msvr
 from bilevax.lagrangian import Gradients, Point, hessians
 from bilevax.memory import Clock, Memory, Moving, project_ball
+from bilevax.oracles import Oracles
 from bilevax.problem import Problem
 from bilevax.sampling import Sample
 from bilevax.trees import PyTree, combine, where_slot
@@ -127,6 +128,7 @@ class Identity:
     """A mean level: y is tracked directly, and v = ∇_y f."""
 
     needs_upper_gradient = True
+    oracles = Oracles(gradients=1, products=1)
 
     def recall(self, visit: Visit) -> list[PyTree]:
         rows = visit.rows
@@ -148,6 +150,7 @@ class TrackedSolve:
     """v descends along u, which tracks ∇²_yy g v − ∇_y f; ‖v‖ ≤ radius."""
 
     needs_upper_gradient = False
+    oracles = Oracles(gradients=1, products=2)
 
     def recall(self, visit: Visit) -> list[PyTree]:
         return visit.recall(visit.rows.y, visit.clocks.y)
@@ -173,6 +176,7 @@ class TrackedHessian:
     """H tracks ∇²_yy g with eigenvalues ≥ floor; v = H⁻¹ ∇_y f with the H from before the refresh."""
 
     needs_upper_gradient = True
+    oracles = Oracles(gradients=1, products=1, matrices=1)
 
     def recall(self, visit: Visit) -> list[PyTree]:
         return visit.recall(visit.rows.y, visit.clocks.y)

@@ -1,10 +1,8 @@
-"""What was measured during a run: columns in memory, JSON lines on disk."""
+"""What was measured during a run, as columns."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +31,7 @@ class History(Mapping[str, np.ndarray]):
         self.entries.append(dict(entry))
 
     def __getitem__(self, name: str) -> np.ndarray:
-        if not any(name in entry for entry in self.entries):
+        if self.entries and not any(name in entry for entry in self.entries):
             raise KeyError(f"no {name!r} in the history, which has {sorted(self)}")
         return np.asarray([entry.get(name, np.nan) for entry in self.entries])
 
@@ -65,35 +63,3 @@ class History(Mapping[str, np.ndarray]):
             if np.all(values > 0) and np.nanmax(values) > 10 * np.nanmin(values):
                 axes.set_yscale("log")
         return figure
-
-
-class JsonLines:
-    """A file that gets every entry as one line of JSON, as soon as it is known.
-
-    Args:
-      path: the file, or None for no file.
-      entries: what the file starts with: what it held beyond that is of a run that is now repeated.
-    """
-
-    def __init__(self, path: str | Path | None, entries: list[dict[str, float]]):
-        self.file = None
-        if path is None:
-            return
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        self.file = target.open("w", encoding="utf-8")
-        for entry in entries:
-            self.write(entry)
-
-    def write(self, entry: Mapping[str, float]) -> None:
-        """Appends a line; numbers that JSON has no word for are written as null."""
-        if self.file is None:
-            return
-        clean = {name: value if np.isfinite(value) else None for name, value in entry.items()}
-        self.file.write(json.dumps(clean) + "\n")
-        self.file.flush()
-
-    def close(self) -> None:
-        """Closes the file."""
-        if self.file is not None:
-            self.file.close()

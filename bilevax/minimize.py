@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,17 +12,18 @@ import jax.numpy as jnp
 from jax import Array
 
 from bilevax import checks
-from bilevax.checkpoint import Checkpoints, identity
+from bilevax.checkpoint import CheckpointError, Checkpoints, identity
 from bilevax.chunks import compiled_chunk, compiled_init, numbers_as_arrays
-from bilevax.history import JsonLines
 from bilevax.interrupts import Interrupts
+from bilevax.logs import Log, Logs
+from bilevax.oracles import count_oracles
 from bilevax.outcome import DivergedError, Outcome
 from bilevax.problem import Problem
 from bilevax.progress import Choice, Progress, make_progress
 from bilevax.restart import Restart
 from bilevax.run import FIXED, Result, Run
 from bilevax.sampling import make_sampler
-from bilevax.solvers.inputs import check_coefficients
+from bilevax.solvers.inputs import check_coefficients, first_rows
 from bilevax.solvers.state import State
 from bilevax.trees import PyTree
 
@@ -51,7 +52,7 @@ def minimize(
     save_seconds: float | None = 300.0,
     keep: int = 3,
     resume: bool = False,
-    log: str | Path | None = None,
+    log: str | Path | Log | Sequence[Any] | None = None,
     throw: bool = True,
 ) -> Result:
     """Minimises F by a solver.
@@ -68,7 +69,8 @@ def minimize(
       batch_size: B, the rows per visited block; None takes all of them.
       shuffle: blocks in shuffled epochs if True, else drawn anew in each step.
       initial_batch_size: rows per block of the first estimators; see `BSVRBv2.init`.
-      metrics: functions of (problem, state), called between compiled chunks; each gives one number.
+      metrics: functions of (problem, state), called between compiled chunks; each gives one number. The
+        state's arrays are overwritten by the next step: copy what you keep.
       every: steps between two entries of the history; left out, a hundredth of the run.
       progress: "auto" (a bar on a terminal, lines elsewhere), "bar", "lines", or None for silence.
       seconds: stop after about so much time, compilation included.
@@ -81,7 +83,8 @@ def minimize(
       keep: how many of the latest checkpoints are kept.
       resume: go on from the latest checkpoint, if there is one; the run ends with the same bits as one that
         was never stopped.
-      log: a file that gets every entry of the history as a line of JSON while the run goes on.
+      log: where every entry of the history goes while the run goes on: the path of a file of JSON lines, a
+        `TensorBoard(folder)`, another `Log`, or a list of them.
       throw: raise if the run diverges; False returns the result with its outcome.
 
     The first SIGINT or SIGTERM ends the chunk, saves and returns; the second stops the program at once.
@@ -91,7 +94,8 @@ def minimize(
 
     Raises:
       DivergedError: if f is not finite any more, and `throw` is set. The last finite checkpoint stays.
-      CheckpointError: if checkpoints cannot be written, or belong to another run.
+      CheckpointError: if checkpoints cannot be written, or belong to another run. If a write fails, the
+        error's `result` is what the run had reached.
 
     Example:
       >>> import bilevax as bx, jax, jax.numpy as jnp
@@ -119,6 +123,7 @@ def minimize(
     )
     checks.solver(solver)
     display = make_progress(progress, steps)
+    logs = Logs(log)
     # Inside the compiled init the solver's numbers are traced: what depends on their values is checked here.
     sampler = make_sampler(problem, key, blocks_per_step, batch_size, shuffle)
     check_coefficients(solver.solver if isinstance(solver, Restart) else solver, problem, sampler)
@@ -130,15 +135,20 @@ def minimize(
     store = (
         Checkpoints(checkpoint, identity(problem, solver, state), keep) if checkpoint is not None else None
     )
-    lines = None
+    begun = False
+
+    def result(outcome: Outcome) -> Result:
+        rows = first_rows(initial_batch_size, sampler.batch_size)
+        return run.result(outcome, count_oracles(problem, solver, sampler, run.done, rows))
+
     try:
         if store is not None:
             run.continue_from(store) if resume else store.require_none()
         state, _ = compiled_chunk(inputs, jax.tree.map(jnp.copy, run.state), 0)
         run.state = jax.block_until_ready(state)
-        lines = JsonLines(log, run.history.entries)
+        logs.start(run.history.entries)
         run.compile_seconds = time.monotonic() - began
-        saved = time.monotonic()
+        saved, begun = time.monotonic(), True
         with Interrupts() as interrupts, display:
             while (outcome := run.outcome(steps, seconds, tolerance, patience, began, interrupts)) is None:
                 boundary = min(steps, (run.done // every + 1) * every)
@@ -147,7 +157,7 @@ def minimize(
                 run.advance(inputs, boundary)
                 if run.done % every == 0 or run.done == steps or run.failed:
                     entry = run.measure(problem, measures, watch)
-                    lines.write(entry)
+                    logs.write(entry)
                     shown = {n: v for n, v in entry.items() if n not in ("step", "seconds")}
                     display.update(run.done, run.speed, shown)
                 due = save_every is not None and run.done % save_every == 0
@@ -159,15 +169,17 @@ def minimize(
             if not run.failed:
                 run.save(store)
             store.wait()
+    except CheckpointError as error:
+        error.result = result(Outcome.INTERRUPTED) if begun else None
+        raise
     finally:
-        if lines is not None:
-            lines.close()
+        logs.close()
         if store is not None:
             store.close()
-    result = run.result(outcome)
+    reached = result(outcome)
     if outcome is Outcome.DIVERGED and throw:
-        raise DivergedError(result.message, result)
-    return result
+        raise DivergedError(reached.message, reached)
+    return reached
 
 
 def _checked_metrics(metrics: Any) -> dict[str, Callable[..., Any]]:

@@ -15,6 +15,7 @@ from bilevax.chunks import compiled_chunk, sizes
 from bilevax.divergence import describe
 from bilevax.history import History
 from bilevax.interrupts import Interrupts
+from bilevax.oracles import Oracles
 from bilevax.outcome import Outcome
 from bilevax.problem import Problem
 from bilevax.solvers.state import State
@@ -42,13 +43,15 @@ class Result:
     Attributes:
       x: the upper variable at the end.
       y: the lower variables at the end, caught up; a dict if the levels have names.
-      state: the whole state, from which the run can go on.
+      state: the whole state, from which `advance` can go on.
       history: what was measured; `history["objective"]` is an array, `history.frame()` a pandas frame.
       outcome: why the run ended.
       message: the same in a sentence.
       best: the best iterate by the metric that `patience` watches.
+      oracles: the gradients, products, matrices and rows that the run has asked for since its start; None
+        for a solver that does not say what it asks for.
       steps_per_second: speed of the compiled steps, compilation left out.
-      compile_seconds: time to trace and compile.
+      compile_seconds: time until the first step: tracing, compiling, the first pass, reading a checkpoint.
     """
 
     x: PyTree
@@ -58,6 +61,7 @@ class Result:
     outcome: Outcome
     message: str
     best: Best | None
+    oracles: Oracles | None
     steps_per_second: float
     compile_seconds: float
 
@@ -169,7 +173,7 @@ class Run:
         value, self.best_step, self.stale = notes["best"]
         self.best_value = np.inf if value is None else value
 
-    def result(self, outcome: Outcome) -> Result:
+    def result(self, outcome: Outcome, oracles: Oracles | None) -> Result:
         """What to return."""
         message = self.failed or f"{outcome} after {self.done} steps"
         best = None
@@ -177,6 +181,5 @@ class Run:
             x, y = self.best_iterate
             best = Best(x, y, self.best_step, self.best_value)
         state = self.state
-        return Result(
-            state.x, state.y, state, self.history, outcome, message, best, self.speed, self.compile_seconds
-        )
+        spent = (self.speed, self.compile_seconds)
+        return Result(state.x, state.y, state, self.history, outcome, message, best, oracles, *spent)

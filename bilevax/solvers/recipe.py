@@ -20,6 +20,7 @@ from bilevax.curvature import Clocks, Identity, Look, Rates, TrackedHessian, Tra
 from bilevax.estimators import moving_average, msvr_gamma, storm
 from bilevax.lagrangian import Point, gradients, upper_gradients
 from bilevax.memory import Moving, gather, scatter
+from bilevax.oracles import Oracles
 from bilevax.problem import Mean, Problem
 from bilevax.sampling import Sample
 from bilevax.solvers.start import start_state
@@ -204,6 +205,14 @@ class Recipe(eqx.Module):
             lower_step, inverse_step = lower_step * shrunk, first(inverse_step, lower_step) * shrunk
         floor = first(at("floor"), state.floors.get(name))
         return Rates(alpha, gamma, alpha_bar, gamma_bar, lower_step, inverse_step, at("radius"), floor)
+
+    def oracles(self, problem: Problem) -> Oracles:
+        """What a step asks of f and g for each block it visits."""
+        points = 2 if self.corrected else 1
+        total = Oracles(gradients=2)
+        for tracker in self.trackers(problem).values():
+            total += tracker.oracles
+        return total * points
 
     def missing(self, name: str) -> set[str]:
         """Which of the coefficients that an argmin level needs were left out, and must be estimated."""

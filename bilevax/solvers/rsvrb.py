@@ -19,6 +19,7 @@ from bilevax import checks
 from bilevax.curvature import Clocks, raise_eigenvalues, solve, unflatten_slots
 from bilevax.lagrangian import over_blocks
 from bilevax.memory import Clock, Moving, Reading, gather, project_ball, scatter
+from bilevax.oracles import Oracles
 from bilevax.problem import Argmin, Problem
 from bilevax.sampling import SECOND_BLOCKS, START, Sample, make_sampler
 from bilevax.smoothness import estimate_floor, estimate_smoothness
@@ -177,6 +178,10 @@ class RSVRB(eqx.Module):
         return State(
             step, x, x, z, optimizer, {name: memory}, clocks, smoothness, floors, sampler, problem.named
         )
+
+    def oracles(self, problem: Problem) -> Oracles:
+        """What a step asks of f and g for each block it visits: every piece, at two points."""
+        return Oracles(gradients=3, matrices=2) * 2
 
     def step(self, problem: Problem, state: State, stage: Array | int = 0) -> tuple[State, Info]:
         """Takes one step; see `BSVRBv2.step`."""

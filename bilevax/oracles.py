@@ -1,0 +1,77 @@
+"""What a run has asked of f and g: gradients, products with second derivatives, rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from bilevax.problem import Problem
+from bilevax.rows import PerBlock, Rows, Shared
+from bilevax.sampling import Sampler
+
+
+@dataclasses.dataclass(frozen=True)
+class Oracles:
+    """Oracle calls, each for one block on one batch.
+
+    Attributes:
+      gradients: of f by x, of f by y, of g by y; values of c for mean levels.
+      products: of ∇²_yy g or ∇²_xy g with a vector (for mean levels, of a vector with ∇c).
+      matrices: whole Hessians ∇²_yy g and Jacobians ∇²_xy g.
+      rows: rows drawn for them, of the upper and of the lower data.
+    """
+
+    gradients: int = 0
+    products: int = 0
+    matrices: int = 0
+    rows: int = 0
+
+    def __add__(self, other: Oracles) -> Oracles:
+        return Oracles(*(a + b for a, b in zip(self._values(), other._values(), strict=True)))
+
+    def __mul__(self, times: int) -> Oracles:
+        return Oracles(*(round(times * value) for value in self._values()))
+
+    def _values(self) -> tuple[int, ...]:
+        return dataclasses.astuple(self)
+
+
+def count_oracles(
+    problem: Problem, solver: Any, sampler: Sampler, steps: int, first_rows: int | None
+) -> Oracles | None:
+    """What a run has asked for after some steps, its first pass included.
+
+    The estimate of L_g, made once where a step was left out, is not counted.
+
+    Args:
+      problem: the problem.
+      solver: the solver; one that does not say what it asks for (`oracles`) is not counted.
+      sampler: the plan of sampling.
+      steps: the steps taken.
+      first_rows: rows per block of the first pass; None for all of them, 0 for no pass.
+    """
+    method = getattr(solver, "solver", solver)
+    if not hasattr(method, "oracles"):
+        return None
+    visit = method.oracles(problem)
+    points = 2 if getattr(method, "corrected", True) else 1
+    total = visit * (steps * sampler.per_step) + _rows(problem, sampler.batch_size, steps * sampler.per_step)
+    if first_rows != 0:
+        total += visit * (problem.count / points) + _rows(problem, first_rows, problem.count)
+    return total
+
+
+def _rows(problem: Problem, size: int | None, visits: int) -> Oracles:
+    """The rows that so many visits draw."""
+    sources = [problem.upper_data, *problem.lower_data]
+    return Oracles(rows=round(visits * sum(_per_visit(source, size, problem.count) for source in sources)))
+
+
+def _per_visit(source: Rows | None, size: int | None, blocks: int) -> float:
+    if source is None:
+        return 0
+    if size is not None:
+        return size
+    if isinstance(source, PerBlock):
+        return source.count / blocks
+    return source.count if isinstance(source, Shared) else getattr(source, "count", 0)
