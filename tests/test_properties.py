@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import bilevax as bx
 
-# Every example compiles a program of its own: few examples, each different.
-FEW = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+# Every example compiles a program of its own: few examples, each different, the same in every run.
+FEW = settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 def leaf_shapes():
@@ -70,7 +70,7 @@ def total(tree):
 
 
 def build(case):
-    """g = ½‖y‖² − (1 + row) Σy · tanh(Σx), f = ½‖y‖² + row Σy + ½‖x‖²: strongly convex, coupled, bounded slopes."""
+    """g = ½‖y‖² − (1 + row) Σy · tanh(Σx), f = ½‖y‖² + row Σy + ½‖x‖², up to factors."""
     rng = np.random.default_rng(case["seed"])
     dtype, m = case["dtype"], len(case["lengths"])
     x0, y0 = filled(case["x"], dtype, rng), filled(case["y"], dtype, rng, (m,))
@@ -167,9 +167,7 @@ def test_a_block_sees_its_own_rows_only(lengths, size, seed, dtype):
     blocks = jnp.arange(len(lengths))
     for drawn in (rows.draw(random, blocks, size), rows.draw(random, blocks, None)):
         assert drawn.rows["value"].dtype == dtype
-        np.testing.assert_array_equal(
-            drawn.rows["owner"], np.broadcast_to(blocks[:, None], drawn.rows["owner"].shape)
-        )
+        assert (drawn.rows["owner"] == blocks[:, None]).all()
         if drawn.weight is not None:
             np.testing.assert_allclose(drawn.weight.sum(1), 1, rtol=1e-6)
             np.testing.assert_array_equal((drawn.weight > 0).sum(1), lengths)
