@@ -1,0 +1,43 @@
+"""Top-K NDCG ranking: a recommender trained through thresholds and ranks that are lower levels."""
+
+from bilevax.applications.ranking.evaluation import Held, evaluate, hold_out, summarize
+from bilevax.applications.ranking.fresh import FreshBSVRBv1, FreshKSONG, FreshSONG
+from bilevax.applications.ranking.lists import List, Lists
+from bilevax.applications.ranking.losses import LOSSES, make_list_problem
+from bilevax.applications.ranking.methods import BILEVEL, METHODS, Settings, make_method
+from bilevax.applications.ranking.models import MF, Model, NeuMF
+from bilevax.applications.ranking.objective import make_problem
+from bilevax.applications.ranking.ratings import Ratings
+from bilevax.applications.ranking.start import start_levels
+from bilevax.applications.ranking.surrogates import Logistic, Sigmoid, SquaredHinge, Surrogate
+from bilevax.applications.ranking.training import Trained, train
+
+__all__ = [
+    "BILEVEL",
+    "LOSSES",
+    "METHODS",
+    "MF",
+    "FreshBSVRBv1",
+    "FreshKSONG",
+    "FreshSONG",
+    "Held",
+    "List",
+    "Lists",
+    "Logistic",
+    "Model",
+    "NeuMF",
+    "Ratings",
+    "Settings",
+    "Sigmoid",
+    "SquaredHinge",
+    "Surrogate",
+    "Trained",
+    "evaluate",
+    "hold_out",
+    "make_list_problem",
+    "make_method",
+    "make_problem",
+    "start_levels",
+    "summarize",
+    "train",
+]

@@ -1,0 +1,176 @@
+"""The list of items that a step sees of a user: some positives, some negatives, and their true weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+from jax import Array
+
+from bilevax import checks
+from bilevax.applications.ranking.ratings import Ratings
+from bilevax.rows import Batch, Rows
+from bilevax.stream import Stream
+
+_POSITIVES, _NEGATIVES, _NOISE = range(3)
+
+
+class List(eqx.Module):
+    """Items of one user: first P places for positives, then B negatives.
+
+    Attributes:
+      user: the user.
+      items: P + B items.
+      rating: the P ratings of the positives.
+      slot: the P pairs' places among all pairs.
+      real: which of the P places hold a pair; a user with fewer than P pairs has them all, and the rest is
+        padding, whose slot is the one behind the last pair.
+      owned: how many pairs the user has.
+      noise: two words, from which a model may draw (dropout).
+    """
+
+    user: Array
+    items: Array
+    rating: Array
+    slot: Array
+    real: Array
+    owned: Array
+    noise: Stream
+
+    @property
+    def places(self) -> int:
+        """P."""
+        return self.rating.shape[0]
+
+
+class Lists(Rows):
+    """Draws lists on the device: P distinct pairs of a user, and uniform items that it has not rated.
+
+    A step's pairs are distinct because its users are, and a user's pairs are drawn without replacement
+    (Floyd's algorithm). Negatives are drawn with replacement: the r-th item that a user has not rated is
+    r + k, where k is how many of the user's items precede it, found by bisection in the user's sorted row. No
+    draw is ever rejected.
+
+    Args:
+      ratings: the training pairs.
+      positives: P ≥ 2. The number of negatives is the `batch_size` of a run.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, bilevax as bx
+      >>> from bilevax.applications.ranking import Lists, Ratings
+      >>> ratings = Ratings([0, 2, 4], [1, 4, 0, 2], [5.0, 3.0, 4.0, 4.0], item_count=6)
+      >>> batch = Lists(ratings, positives=2).draw(bx.Stream.start(jax.random.key(0)), jnp.array([1]), 3)
+      >>> sorted(batch.rows.items[0, :2].tolist()), bool(jnp.isin(batch.rows.items[0, 2:], jnp.array([0, 2])).any())
+      ([0, 2], False)
+    """
+
+    ratings: Ratings
+    positives: int = eqx.field(static=True)
+
+    def __init__(self, ratings: Ratings, positives: int = 10):
+        if not isinstance(ratings, Ratings):
+            raise TypeError(f"ratings must be Ratings(…), got {type(ratings).__name__}")
+        self.ratings = ratings
+        self.positives = checks.whole_number("positives", positives, 2)
+
+    def check(self, name: str, blocks: int) -> None:
+        if self.ratings.users != blocks:
+            raise ValueError(f"{name} has the lists of {self.ratings.users} users, expected {blocks} blocks")
+
+    def draw(self, random: Stream, blocks: Array, size: int | None) -> Batch:
+        if size is None:
+            raise ValueError("batch_size must be the number of negatives per list, got None")
+        ratings = self.ratings
+        start = _take(ratings.offsets, blocks)
+        owned = _take(ratings.offsets, blocks + 1) - start
+        place, real = sample_distinct(random.at(_POSITIVES), owned, self.positives)
+        pair = start[:, None] + place
+        negative = sample_unrated(random.at(_NEGATIVES), ratings, start, owned, size)
+        words = random.at(_NOISE).bits((2, blocks.shape[0]))
+        return Batch(
+            List(
+                user=blocks,
+                items=jnp.concatenate([_take(ratings.items, pair), negative], axis=1),
+                rating=_take(ratings.values, pair),
+                slot=jnp.where(real, pair, ratings.pairs),
+                real=real,
+                owned=owned,
+                noise=Stream(words[0], words[1]),
+            )
+        )
+
+
+def sample_distinct(random: Stream, lengths: Array, count: int) -> tuple[Array, Array]:
+    """`count` distinct places below each length, every set of them equally likely; and which are real.
+
+    A length below `count` gives all its places; the rest is padding at place 0.
+
+    Floyd's algorithm: for j = n − p … n − 1 take a random place up to j, or j itself if that place is taken.
+    """
+    size = jnp.minimum(lengths, count)
+    words = random.bits((count, lengths.shape[0]))
+    chosen: list[Array] = []
+    for turn in range(count):
+        last = lengths - size + turn
+        place = (words[turn] % jnp.maximum(last + 1, 1).astype(jnp.uint32)).astype(jnp.int32)
+        if chosen:
+            place = jnp.where((jnp.stack(chosen) == place).any(0), last, place)
+        chosen.append(place)
+    places = jnp.stack(chosen, axis=1)
+    real = jnp.arange(count) < size[:, None]
+    return jnp.where(real, places, 0), real
+
+
+def sample_unrated(random: Stream, ratings: Ratings, start: Array, owned: Array, count: int) -> Array:
+    """`count` items of each user that it has not rated, uniform, with replacement.
+
+    A user that has rated every item gets items of no meaning: their weight in a list is zero.
+    """
+    free = jnp.maximum(ratings.item_count - owned, 1)[:, None]
+    rank = random.integers((start.shape[0], count), free)
+    turns = max(1, ratings.longest.bit_length())
+
+    # The number k of the user's items that precede the rank-th unrated one: the first k with
+    # items[k] − k > rank, as items[k] − k counts the unrated items below items[k].
+    def halve(_: Any, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bounds
+        middle = (low + high) // 2
+        item = _take(ratings.items, jnp.minimum(start[:, None] + middle, ratings.pairs - 1))
+        above = item - middle > rank
+        going = low < high
+        return jnp.where(going & ~above, middle + 1, low), jnp.where(going & above, middle, high)
+
+    low = jnp.zeros_like(rank)
+    high = jnp.broadcast_to(owned[:, None], rank.shape)
+    for turn in range(turns):
+        low, high = halve(turn, (low, high))
+    return jnp.minimum(rank + low, ratings.item_count - 1)
+
+
+def stratum_weights(batch: List, item_count: int) -> tuple[Array, Array]:
+    """What one positive and one negative of a list stand for: how many items of their kind there are each."""
+    drawn = jnp.sum(batch.real)
+    negatives = batch.items.shape[0] - batch.places
+    return batch.owned / drawn, (item_count - batch.owned) / negatives
+
+
+def _take(array: Array, index: Array) -> Array:
+    return array.at[index].get(mode="promise_in_bounds")
+
+
+def full_list(ratings: Ratings, user: int) -> List:
+    """All items of a user, each once: its pairs, then every item that it has not rated."""
+    start, stop = int(ratings.offsets[user]), int(ratings.offsets[user + 1])
+    own = ratings.items[start:stop]
+    rest = jnp.setdiff1d(jnp.arange(ratings.item_count, dtype=jnp.int32), own)
+    zero = jnp.zeros((), jnp.uint32)
+    return List(
+        user=jnp.asarray(user, jnp.int32),
+        items=jnp.concatenate([own, rest]),
+        rating=ratings.values[start:stop],
+        slot=jnp.arange(start, stop, dtype=jnp.int32),
+        real=jnp.ones(stop - start, bool),
+        owned=jnp.asarray(stop - start, jnp.int32),
+        noise=Stream(zero, zero),
+    )

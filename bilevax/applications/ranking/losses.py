@@ -1,0 +1,273 @@
+r"""Losses over one user's list that need no lower level: what the bilevel methods are compared with.
+
+A list has P positives with ratings r and gains 2^r − 1, and B negatives with rating 0, all below every positive.
+Pairs of two negatives never count, so that pairwise losses are P × (P + B), not (P + B)². Every loss is a mean or
+a normalised sum: of order one for any user.
+
+All are checked against `rax` where that has them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from bilevax import checks
+from bilevax.applications.ranking.lists import List, Lists, stratum_weights
+from bilevax.applications.ranking.models import list_scores
+from bilevax.applications.ranking.neural_sort import relaxed_sort
+from bilevax.applications.ranking.objective import checked_model
+from bilevax.applications.ranking.ratings import Ratings, gain
+from bilevax.problem import Problem, mean
+
+PyTree = Any
+
+
+class Listing(eqx.Module):
+    """The constants of one user's list loss.
+
+    Attributes:
+      temperature: what scores are divided by.
+      cutoff: K, for losses that cut.
+      item_count: N.
+    """
+
+    temperature: Array
+    cutoff: Array
+    item_count: Array
+
+
+class Scored(eqx.Module):
+    """A list with its scores: padding has score −∞ and counts for nothing."""
+
+    scores: Array
+    rating: Array
+    real: Array
+    batch: List
+
+    @property
+    def places(self) -> int:
+        """P."""
+        return self.batch.places
+
+
+Loss = Callable[[Scored, Listing], Array]
+
+
+def softmax(scored: Scored, listing: Listing) -> Array:
+    """Softmax cross-entropy, every positive alike."""
+    return _cross_entropy(scored, _shares(scored, jnp.ones_like(scored.rating)), listing)
+
+
+def gain_softmax(scored: Scored, listing: Listing) -> Array:
+    """Softmax cross-entropy, positives weighted with their gains."""
+    return _cross_entropy(scored, _shares(scored, gain(scored.rating)), listing)
+
+
+def listnet(scored: Scored, listing: Listing) -> Array:
+    """ListNet: the cross-entropy of the softmax of scores relative to the softmax of ratings."""
+    target = jax.nn.softmax(jnp.where(scored.real, scored.rating, -jnp.inf))
+    return _cross_entropy(scored, target, listing)
+
+
+def listmle(scored: Scored, listing: Listing) -> Array:
+    """ListMLE: minus the log-likelihood of the order by rating; equal ratings in the order of the list."""
+    order = jnp.argsort(-jnp.where(scored.real, scored.rating, -1.0), stable=True)
+    sorted_scores = (scored.scores / listing.temperature)[order]
+    # The log of the sum of exponentials from each place to the end of the list.
+    rest = jax.lax.associative_scan(jnp.logaddexp, sorted_scores, reverse=True)
+    real = scored.real[order]
+    return jnp.sum(jnp.where(real, rest - jnp.where(real, sorted_scores, 0), 0)) / jnp.sum(real)
+
+
+def ranknet(scored: Scored, listing: Listing) -> Array:
+    """RankNet: the logistic loss of every pair of unequal ratings."""
+    loss, counts = _pairs(scored, listing)
+    return jnp.sum(jnp.where(counts, loss, 0)) / jnp.maximum(jnp.sum(counts), 1)
+
+
+def bpr(scored: Scored, listing: Listing) -> Array:
+    """BPR: the logistic loss of every positive with every negative."""
+    loss, counts = _pairs(scored, listing)
+    counts = counts & (jnp.arange(counts.shape[1]) >= scored.places)
+    return jnp.sum(jnp.where(counts, loss, 0)) / jnp.maximum(jnp.sum(counts), 1)
+
+
+def lambdarank(scored: Scored, listing: Listing) -> Array:
+    """LambdaRank: RankNet's pairs, each weighted with what swapping the two does to the list's NDCG."""
+    loss, counts = _pairs(scored, listing)
+    ranks = _list_ranks(scored)
+    gains, discount = gain(scored.rating), 1 / jnp.log2(1 + ranks)
+    change = jnp.abs(gains[: scored.places, None] - gains[None, :])
+    change = change * jnp.abs(discount[: scored.places, None] - discount[None, :])
+    weight = jax.lax.stop_gradient(change) / _ideal(scored)
+    return jnp.sum(jnp.where(counts, weight * loss, 0))
+
+
+def approx_ndcg(scored: Scored, listing: Listing) -> Array:
+    """ApproxNDCG: minus the list's NDCG, ranks replaced by 1 + Σ sigmoid of differences."""
+    scores = scored.scores / listing.temperature
+    positive = jnp.where(scored.real[: scored.places], scores[: scored.places], 0)
+    above = jax.nn.sigmoid(scores[None, :] - positive[:, None])
+    others = scored.real[None, :] & (
+        jnp.arange(scored.places)[:, None] != jnp.arange(scores.shape[0])[None, :]
+    )
+    ranks = 1 + jnp.sum(jnp.where(others, above, 0), axis=1)
+    gains = jnp.where(scored.real, gain(scored.rating), 0)[: scored.places]
+    return -jnp.sum(gains / jnp.log2(1 + ranks)) / _ideal(scored)
+
+
+def neural_ndcg(scored: Scored, listing: Listing) -> Array:
+    """NeuralNDCG: minus the NDCG of the gains as sorted by a relaxed permutation matrix (NeuralSort)."""
+    scores = jnp.where(
+        scored.real, scored.scores, jnp.min(jnp.where(scored.real, scored.scores, jnp.inf)) - 1
+    )
+    gains = jnp.where(scored.real, gain(scored.rating), 0)
+    placed = relaxed_sort(scores, listing.temperature) @ gains
+    return -jnp.sum(placed / jnp.log2(jnp.arange(gains.shape[0]) + 2.0)) / _ideal(scored)
+
+
+def sl_at_k(scored: Scored, listing: Listing) -> Array:
+    """SL@K: softmax loss of every positive, weighted by how far it is above the user's top-K threshold.
+
+    The threshold is the list's weighted quantile at K of N items; the weights are not differentiated.
+    """
+    places, scores = scored.places, scored.scores
+    positive, negative = stratum_weights(scored.batch, listing.item_count)
+    weight = jnp.where(scored.real, jnp.where(jnp.arange(scores.shape[0]) < places, positive, negative), 0)
+    order = jnp.argsort(-scores)
+    above = jnp.cumsum(weight[order])
+    last = jnp.minimum(jnp.searchsorted(above, listing.cutoff), scores.shape[0] - 1)
+    threshold = scores[order][last]
+    own = jnp.where(scored.real[:places], scores[:places], 0)
+    weights = jax.lax.stop_gradient(jax.nn.sigmoid((own - threshold) / listing.temperature))
+    log_rest = jax.nn.logsumexp(scores / listing.temperature) - own / listing.temperature
+    real = scored.real[:places]
+    return jnp.sum(jnp.where(real, weights * log_rest, 0)) / jnp.sum(real)
+
+
+LOSSES: dict[str, Loss] = {
+    "softmax": softmax,
+    "gain softmax": gain_softmax,
+    "listnet": listnet,
+    "listmle": listmle,
+    "ranknet": ranknet,
+    "lambdarank": lambdarank,
+    "approx ndcg": approx_ndcg,
+    "neural ndcg": neural_ndcg,
+    "sl@k": sl_at_k,
+    "bpr": bpr,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ListLoss:
+    """f of a problem whose only level is the upper one: the loss of a user's list."""
+
+    model: Any
+    loss: Loss
+
+    def __call__(self, x: PyTree, y: PyTree, listing: Listing, batch: List) -> Array:
+        return self.loss(score_list(list_scores(self.model, x, batch), batch), listing)
+
+
+def score_list(scores: Array, batch: List) -> Scored:
+    """A list's scores and ratings side by side."""
+    negatives = scores.shape[0] - batch.places
+    real = jnp.concatenate([batch.real, jnp.ones(negatives, bool)])
+    rating = jnp.concatenate([batch.rating, jnp.zeros(negatives, batch.rating.dtype)])
+    return Scored(jnp.where(real, scores, -jnp.inf), jnp.where(real, rating, 0), real, batch)
+
+
+def make_list_problem(
+    ratings: Ratings,
+    model: Any,
+    loss: str | Loss,
+    *,
+    positives: int = 10,
+    temperature: Any = 1.0,
+    cutoff: Any = 50,
+) -> Problem:
+    """A plain loss over lists as a problem, so that it is trained by the same loop as the bilevel ones.
+
+    Its one lower level is empty. `bx.SONG(upper_step, alpha=1.0, beta=1.0)` then descends along the plain
+    stochastic gradient.
+
+    Args:
+      ratings: the training pairs.
+      model: scores items.
+      loss: a name in `LOSSES`, or a function of (scored list, constants).
+      positives: P, the pairs of a user in a list.
+      temperature: what the scores are divided by.
+      cutoff: K, for losses that cut ("sl@k").
+
+    Returns:
+      The problem.
+
+    Raises:
+      ValueError: if the loss is not known.
+    """
+    checked_model(model)
+    if isinstance(loss, str):
+        if loss not in LOSSES:
+            raise ValueError(f"loss must be one of {sorted(LOSSES)}, got {loss!r}")
+        loss = LOSSES[loss]
+    checks.coefficient("temperature", temperature, optional=False)
+
+    def of_all(value: Any) -> Array:
+        return jnp.broadcast_to(jnp.asarray(value, jnp.float32), (ratings.users,))
+
+    return Problem(
+        upper=ListLoss(model, loss),
+        lower={"nothing": mean(_nothing)},
+        blocks=Listing(of_all(temperature), of_all(cutoff), of_all(ratings.item_count)),
+        upper_data=Lists(ratings, positives),
+    )
+
+
+def _nothing(x: PyTree, listing: Listing, batch: Any) -> Array:
+    return jnp.zeros(())
+
+
+def _shares(scored: Scored, worth: Array) -> Array:
+    """The positives' worth as shares of one; negatives have none."""
+    positive = scored.real & (jnp.arange(worth.shape[0]) < scored.places)
+    worth = jnp.where(positive, worth, 0)
+    return worth / jnp.maximum(jnp.sum(worth), 1e-9)
+
+
+def _cross_entropy(scored: Scored, target: Array, listing: Listing) -> Array:
+    """−Σ target · log softmax(scores)."""
+    logs = jax.nn.log_softmax(scored.scores / listing.temperature)
+    return -jnp.sum(jnp.where(scored.real, target * jnp.where(scored.real, logs, 0), 0))
+
+
+def _pairs(scored: Scored, listing: Listing) -> tuple[Array, Array]:
+    """The logistic loss of each positive with each item, and which of those pairs are of unequal rating."""
+    scores = jnp.where(scored.real, scored.scores, 0) / listing.temperature
+    rating = scored.rating
+    lower = rating[None, :] < rating[: scored.places, None]
+    counts = lower & scored.real[None, :] & scored.real[: scored.places, None]
+    return jax.nn.softplus(scores[None, :] - scores[: scored.places, None]), counts
+
+
+def _list_ranks(scored: Scored) -> Array:
+    order = jnp.argsort(-scored.scores, stable=True)
+    return (
+        jnp.zeros(order.shape, jnp.int32)
+        .at[order]
+        .set(jnp.arange(1, order.shape[0] + 1), unique_indices=True)
+    )
+
+
+def _ideal(scored: Scored) -> Array:
+    """The DCG of the list's own perfect order."""
+    best = -jnp.sort(-jnp.where(scored.real, gain(scored.rating), 0)[: scored.places])
+    total = jnp.sum(best / jnp.log2(jnp.arange(scored.places) + 2.0))
+    return jnp.where(total > 0, total, 1)

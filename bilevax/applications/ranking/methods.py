@@ -1,0 +1,163 @@
+"""Every method by its name, with the settings that it takes, as a problem and a solver.
+
+The plain losses over lists and the bilevel methods go through the same loop, with the same lists and the same
+upper step (Adam with decoupled weight decay).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import optax
+
+from bilevax.applications.ranking.fresh import FreshBSVRBv1, FreshKSONG, FreshSONG
+from bilevax.applications.ranking.losses import LOSSES, make_list_problem
+from bilevax.applications.ranking.objective import make_problem
+from bilevax.applications.ranking.ratings import Ratings
+from bilevax.applications.ranking.surrogates import Logistic, Sigmoid, SquaredHinge, Surrogate
+from bilevax.problem import Problem
+from bilevax.restart import Restart
+from bilevax.solvers import SONG
+
+BILEVEL = ("song", "k-song", "bsvrb v1", "re-bsvrb v1")
+METHODS = (*BILEVEL, *LOSSES)
+SURROGATES: dict[str, type[Surrogate]] = {
+    "squared hinge": SquaredHinge,
+    "logistic": Logistic,
+    "sigmoid": Sigmoid,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a training run is told; a number that a method has no use for is ignored.
+
+    Numbers may be traced, so that runs with other numbers go side by side under `jax.vmap`; those marked *
+    are sizes or names, which are compiled in.
+
+    Attributes:
+      learning_rate: of Adam.
+      weight_decay: decoupled: parameters shrink by learning_rate · weight_decay in every step.
+      users_per_step: I. *
+      positives: P, the pairs of a user in a list. *
+      negatives: B, the unrated items in a list. *
+      temperature: the surrogate's number (a squared hinge's margin), or what a plain loss divides scores by.
+      surrogate: "squared hinge", "logistic" or "sigmoid". *
+      cutoff: K. *
+      softness: τ₁ of the threshold's problem.
+      ridge: τ₂ of it.
+      gate: the width of ψ.
+      alpha: α of the ranks.
+      beta: β of the tracked gradient.
+      gamma: γ of the ranks, for methods with error correction.
+      threshold_alpha: α (and ᾱ) of the thresholds.
+      threshold_gamma: γ (and γ̄) of the thresholds.
+      threshold_step: τ: how far a threshold moves per visit, as a share of the safe step 2/(3 L).
+      stages: of the restarted method. *
+    """
+
+    learning_rate: Any = 1e-3
+    weight_decay: Any = 0.3
+    users_per_step: int = 256
+    positives: int = 10
+    negatives: int = 300
+    temperature: Any = 1.0
+    surrogate: str = "squared hinge"
+    cutoff: int = 300
+    softness: Any = 0.1
+    ridge: Any = 1e-3
+    gate: Any = 1.0
+    alpha: Any = 0.4
+    beta: Any = 0.9
+    gamma: Any = 0.1
+    threshold_alpha: Any = 0.9
+    threshold_gamma: Any = 0.1
+    threshold_step: Any = 1.0
+    stages: int = 3
+
+    def replace(self, **changes: Any) -> Settings:
+        """The settings with some changed.
+
+        Raises:
+          TypeError: if a name is not one of the settings.
+        """
+        unknown = set(changes) - {field.name for field in dataclasses.fields(self)}
+        if unknown:
+            known = [field.name for field in dataclasses.fields(self)]
+            raise TypeError(f"settings must be among {known}, got {sorted(unknown)}")
+        return dataclasses.replace(self, **changes)
+
+
+def make_method(
+    method: str, ratings: Ratings, model: Any, settings: Settings, steps: int
+) -> tuple[Problem, Any]:
+    """The problem and the solver of a method.
+
+    Args:
+      method: one of `METHODS`.
+      ratings: the training pairs.
+      model: scores items.
+      settings: its numbers.
+      steps: how many steps are to come: what the stages of a restarted method divide among themselves.
+
+    Returns:
+      What `bx.minimize` takes; `batch_size` is `settings.negatives`.
+
+    Raises:
+      ValueError: if the method or the surrogate is not known.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {list(METHODS)}, got {method!r}")
+    upper_step = optax.adamw(settings.learning_rate, weight_decay=settings.weight_decay)
+    if method in LOSSES:
+        problem = make_list_problem(
+            ratings,
+            model,
+            method,
+            positives=settings.positives,
+            temperature=settings.temperature,
+            cutoff=settings.cutoff,
+        )
+        return problem, SONG(upper_step=upper_step, alpha=1.0, beta=1.0)
+    if settings.surrogate not in SURROGATES:
+        raise ValueError(f"surrogate must be one of {list(SURROGATES)}, got {settings.surrogate!r}")
+    problem = make_problem(
+        ratings,
+        model,
+        cutoff=None if method == "song" else settings.cutoff,
+        surrogate=SURROGATES[settings.surrogate](settings.temperature),
+        positives=settings.positives,
+        softness=settings.softness,
+        ridge=settings.ridge,
+        gate=settings.gate,
+    )
+    return problem, _solver(method, ratings, settings, upper_step, steps)
+
+
+def _solver(method: str, ratings: Ratings, settings: Settings, upper_step: Any, steps: int) -> Any:
+    if method == "song":
+        return FreshSONG(upper_step=upper_step, alpha=settings.alpha, beta=settings.beta)
+    # g″ = τ₂ + mean of σ'/τ₁ ≤ τ₂ + 1/(4 τ₁), exactly: nothing has to be estimated.
+    safe = 2 / (3 * (settings.ridge + 0.25 / settings.softness)) * settings.threshold_step
+    alpha = {"rank": settings.alpha, "threshold": settings.threshold_alpha}
+    if method == "k-song":
+        return FreshKSONG(
+            upper_step=upper_step,
+            lower_step=safe,
+            alpha=alpha,
+            beta=settings.beta,
+            floor=settings.ridge,
+        )
+    chance = min(1.0, settings.users_per_step / ratings.users)
+    solver = FreshBSVRBv1(
+        upper_step=upper_step,
+        lower_step=safe * chance,
+        alpha=alpha,
+        beta=settings.beta,
+        gamma={"rank": settings.gamma, "threshold": settings.threshold_gamma},
+        floor=settings.ridge,
+    )
+    if method == "bsvrb v1":
+        return solver
+    return Restart(solver, first=max(1, -(-steps // (2**settings.stages - 1))), stages=settings.stages)

@@ -1,0 +1,156 @@
+"""Models that score items for users: matrix factorisation and NeuMF.
+
+A model is any object with `score(x, user, items)`, the scores of a vector of items for one user, a function of
+the parameters x; and with `start(key)`, the first x, if it is to be trained from scratch. Models hold sizes only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from bilevax import checks
+from bilevax.applications.ranking.lists import List
+from bilevax.stream import Stream
+
+PyTree = Any
+
+
+@runtime_checkable
+class Model(Protocol):
+    """What a model must offer; `start` may be left out where x0 is given."""
+
+    def score(self, x: PyTree, user: Array, items: Array) -> Array:
+        """The scores of a vector of items for one user."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class MF:
+    """Matrix factorisation: ⟨user, item⟩ + the item's bias.
+
+    Args:
+      users: how many users there are.
+      items: how many items there are.
+      width: the length of the vectors.
+      spread: the standard deviation of the vectors at the start.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from bilevax.applications.ranking import MF
+      >>> model = MF(users=3, items=5, width=4)
+      >>> model.score(model.start(jax.random.key(0)), jnp.asarray(1), jnp.array([0, 4])).shape
+      (2,)
+    """
+
+    users: int
+    items: int
+    width: int = 64
+    spread: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check_sizes(self)
+
+    def start(self, key: Array) -> PyTree:
+        """Random vectors, biases zero."""
+        user, item = jax.random.split(key)
+        return {
+            "user": self.spread * jax.random.normal(user, (self.users, self.width)),
+            "item": self.spread * jax.random.normal(item, (self.items, self.width)),
+            "bias": jnp.zeros(self.items),
+        }
+
+    def score(self, x: PyTree, user: Array, items: Array) -> Array:
+        return rows(x["item"], items) @ rows(x["user"], user) + rows(x["bias"], items)
+
+
+@dataclasses.dataclass(frozen=True)
+class NeuMF:
+    """Neural matrix factorisation: a product part and a perceptron part, each with vectors of its own.
+
+    score = ⟨w, p_u ⊙ q_i⟩ + ⟨w', dropout(relu(W [p'_u, q'_i] + b))⟩
+
+    W [p'_u, q'_i] is the sum of a user's and an item's part. The items' parts are taken of the whole
+    catalogue at once, so that a list costs no product of matrices.
+
+    Args:
+      users: how many users there are.
+      items: how many items there are.
+      width: the length of all four vectors, and of the hidden layer.
+      dropout: the share of hidden units left out of a training score.
+      spread: the standard deviation of the vectors at the start.
+
+    Reference:
+      He et al., *Neural Collaborative Filtering*, WWW 2017.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from bilevax.applications.ranking import NeuMF
+      >>> model = NeuMF(users=3, items=5, width=4)
+      >>> model.score(model.start(jax.random.key(0)), jnp.asarray(1), jnp.array([0, 4])).shape
+      (2,)
+    """
+
+    users: int
+    items: int
+    width: int = 64
+    dropout: float = 0.0
+    spread: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check_sizes(self)
+        checks.coefficient("dropout", self.dropout, high=0.99, zero=True, optional=False)
+
+    def start(self, key: Array) -> PyTree:
+        """Random vectors and weights, biases zero."""
+        keys = jax.random.split(key, 7)
+        d, glorot = self.width, jax.nn.initializers.glorot_uniform()
+
+        def vectors(key: Array, count: int) -> Array:
+            return self.spread * jax.random.normal(key, (count, d))
+
+        hidden = glorot(keys[4], (2 * d, d))
+        return {
+            "product_user": vectors(keys[0], self.users),
+            "product_item": vectors(keys[1], self.items),
+            "perceptron_user": vectors(keys[2], self.users),
+            "perceptron_item": vectors(keys[3], self.items),
+            "hidden_user": hidden[:d],
+            "hidden_item": hidden[d:],
+            "hidden_bias": jnp.zeros(d),
+            "output_product": glorot(keys[5], (d, 1))[:, 0],
+            "output_perceptron": glorot(keys[6], (d, 1))[:, 0],
+        }
+
+    def score(self, x: PyTree, user: Array, items: Array, noise: Stream | None = None) -> Array:
+        """The scores; `noise` makes them training scores, with dropout."""
+        product = rows(x["product_item"], items) @ (rows(x["product_user"], user) * x["output_product"])
+        catalogue = x["perceptron_item"] @ x["hidden_item"]
+        own = rows(x["perceptron_user"], user) @ x["hidden_user"] + x["hidden_bias"]
+        hidden = jax.nn.relu(rows(catalogue, items) + own)
+        if noise is not None and self.dropout:
+            kept = noise.bits(hidden.shape) >= jnp.uint32(int(self.dropout * 2**32))
+            hidden = jnp.where(kept, hidden / (1 - self.dropout), 0)
+        return product + hidden @ x["output_perceptron"]
+
+
+def rows(table: Array, index: Array) -> Array:
+    """The rows of a table at an index that is known to be within it."""
+    return table.at[index].get(mode="promise_in_bounds")
+
+
+def list_scores(model: Any, x: PyTree, batch: List) -> Array:
+    """The training scores of a list."""
+    if getattr(model, "dropout", 0):
+        return model.score(x, batch.user, batch.items, batch.noise)
+    return model.score(x, batch.user, batch.items)
+
+
+def _check_sizes(model: Any) -> None:
+    for name in ("users", "items", "width"):
+        checks.whole_number(name, getattr(model, name), 1)
+    checks.coefficient("spread", model.spread, optional=False)

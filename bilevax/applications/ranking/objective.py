@@ -1,0 +1,212 @@
+r"""Top-K NDCG as a bilevel problem: a threshold per user, and a rank per relevant pair.
+
+For user q with N items, n_q of them relevant, scores s and gains 2^r − 1,
+
+.. math::
+    \min_x -\frac1m \sum_q \sum_{i \text{ relevant}}
+        \frac{\psi((s_i - \lambda_q)/T)\,(2^{r_i} - 1)}{Z_q^K \log_2(1 + \text{rank}_{q,i})}
+
+where :math:`\lambda_q` is the smoothed K-th largest score of the user, an argmin level,
+
+.. math::
+    \lambda_q = \arg\min_\lambda \frac{K + \varepsilon}{N} \lambda + \frac{\tau_2}{2} \lambda^2
+        + \frac1N \sum_j \tau_1 \ln(1 + e^{(s_j - \lambda)/\tau_1})
+
+and :math:`\text{rank}_{q,i} = \sum_j \ell(s_j - s_i)` a mean level. Both sums run over all N items. A list of P
+positives and B negatives estimates them as two strata with their true weights, n_q and N − n_q; the item's
+own term is exact. Without the thresholds (ψ = 1) the problem is that of SONG.
+
+Reference:
+  Qiu et al., *Large-scale Stochastic Optimization of NDCG Surrogates for Deep Learning with Provable
+  Convergence*, ICML 2022; Hu et al., ICML 2023, Section "Top-K NDCG Optimization".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from bilevax import checks
+from bilevax.applications.ranking.lists import List, Lists, stratum_weights
+from bilevax.applications.ranking.models import list_scores
+from bilevax.applications.ranking.ratings import Ratings, gain
+from bilevax.applications.ranking.surrogates import SquaredHinge, Surrogate
+from bilevax.problem import Problem, argmin, mean
+
+PyTree = Any
+
+
+class Query(eqx.Module):
+    """The constants of one user (and, with a leading axis, of all): numbers of the problem, not code.
+
+    Attributes:
+      ideal: Z_q^K.
+      cutoff: K + ε.
+      softness: τ₁.
+      ridge: τ₂.
+      gate: T, the width of ψ.
+      surrogate: ℓ.
+    """
+
+    ideal: Array
+    cutoff: Array
+    softness: Array
+    ridge: Array
+    gate: Array
+    surrogate: Surrogate
+
+
+def make_queries(
+    ratings: Ratings,
+    cutoff: int | None,
+    surrogate: Surrogate,
+    softness: Any = 0.1,
+    ridge: Any = 1e-4,
+    gate: Any = 1.0,
+) -> Query:
+    """The constants of all users; cutoff None ranks without a threshold (SONG).
+
+    Raises:
+      ValueError: if the cutoff is not below the number of items.
+    """
+    if cutoff is not None:
+        checks.whole_number("cutoff", cutoff, 1)
+        if cutoff >= ratings.item_count:
+            raise ValueError(
+                f"cutoff must be less than the number of items {ratings.item_count}, got {cutoff}"
+            )
+    for name, value in (("softness", softness), ("ridge", ridge), ("gate", gate)):
+        checks.coefficient(name, value, optional=False)
+    ideal = jnp.asarray(ratings.ideal(cutoff))
+
+    def of_all(value: Any) -> Array:
+        return jnp.broadcast_to(jnp.asarray(value, ideal.dtype), ideal.shape)
+
+    top = float(ratings.item_count if cutoff is None else cutoff) + 0.5
+    numbers = jax.tree.map(of_all, surrogate)
+    return Query(ideal, of_all(top), of_all(softness), of_all(ridge), of_all(gate), numbers)
+
+
+def make_problem(
+    ratings: Ratings,
+    model: Any,
+    *,
+    cutoff: int | None = 300,
+    surrogate: Surrogate | None = None,
+    positives: int = 10,
+    softness: Any = 0.1,
+    ridge: Any = 1e-4,
+    gate: Any = 1.0,
+) -> Problem:
+    """The bilevel problem of top-K NDCG, for `bx.minimize(…, batch_size=negatives)`.
+
+    Args:
+      ratings: the training pairs.
+      model: scores items: `NeuMF`, `MF`, or any object with `score(x, user, items)`.
+      cutoff: K; None leaves out the thresholds, and gives SONG's problem.
+      surrogate: ℓ, left out `SquaredHinge()`.
+      positives: P, the pairs of a user in a list.
+      softness: τ₁ > 0, in units of scores.
+      ridge: τ₂ > 0, the strong convexity of the threshold's problem.
+      gate: T > 0, the width of ψ in units of scores.
+
+    Returns:
+      A problem whose blocks are users, with the lower levels "rank" (a slot per pair and one behind them, for
+      padding) and, if there is a cutoff, "threshold" (a slot per user).
+
+    Raises:
+      TypeError: if the model has no `score`.
+      ValueError: if a number is out of range.
+    """
+    checked_model(model)
+    surrogate = SquaredHinge() if surrogate is None else surrogate
+    queries = make_queries(ratings, cutoff, surrogate, softness, ridge, gate)
+    levels: dict[str, Any] = {
+        "rank": mean(Rank(model, ratings.item_count), slots=pair_slots, count=ratings.pairs + 1)
+    }
+    if cutoff is not None:
+        levels["threshold"] = argmin(Threshold(model, ratings.item_count))
+    return Problem(
+        upper=Loss(model),
+        lower=levels,
+        blocks=queries,
+        upper_data="rank",
+        lower_data=Lists(ratings, positives),
+    )
+
+
+def checked_model(model: Any) -> Any:
+    """The model, if it can score."""
+    if not callable(getattr(model, "score", None)):
+        raise TypeError(f"model must have a method score(x, user, items), got {type(model).__name__}")
+    return model
+
+
+def pair_slots(query: Query, batch: List) -> Array:
+    """The pairs that a list touches."""
+    return batch.slot
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """f: minus the user's smoothed NDCG, estimated from the positives of a list."""
+
+    model: Any
+
+    def __call__(self, x: PyTree, y: dict[str, Array], query: Query, batch: List) -> Array:
+        scores = list_scores(self.model, x, batch)[: batch.places]
+        # An estimate with error correction can fall below what a rank can be.
+        rank = jnp.maximum(y["rank"], query.surrogate.own)
+        terms = gain(batch.rating) / jnp.log2(1 + rank)
+        if "threshold" in y:
+            terms = terms * jax.nn.sigmoid((scores - y["threshold"]) / query.gate)
+        drawn = jnp.sum(batch.real)
+        return -(batch.owned / drawn) * jnp.sum(jnp.where(batch.real, terms, 0)) / query.ideal
+
+
+@dataclasses.dataclass(frozen=True)
+class Rank:
+    """c: the smoothed ranks of a list's positives among all items."""
+
+    model: Any
+    item_count: int
+
+    def __call__(self, x: PyTree, query: Query, batch: List) -> Array:
+        return estimated_ranks(list_scores(self.model, x, batch), query.surrogate, batch, self.item_count)
+
+
+def estimated_ranks(scores: Array, surrogate: Surrogate, batch: List, item_count: int) -> Array:
+    """The ranks of a list's positives among all items: two strata, and the own term exact.
+
+    rank_i ≈ ℓ(own) + (n−1)/(p−1) Σ_{positives j ≠ i} ℓ(s_j − s_i) + (N−n)/B Σ_{negatives} ℓ(s_j − s_i)
+    """
+    places = batch.places
+    positive, negative = scores[:places], scores[places:]
+    drawn = jnp.sum(batch.real)
+    others = batch.real[None, :] & ~jnp.eye(places, dtype=bool)
+    above = jnp.where(others, surrogate(positive[None, :] - positive[:, None]), 0)
+    among = (batch.owned - 1) / jnp.maximum(drawn - 1, 1) * jnp.sum(above, axis=1)
+    _, weight = stratum_weights(batch, item_count)
+    return surrogate.own + among + weight * jnp.sum(surrogate(negative[None, :] - positive[:, None]), axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Threshold:
+    """g: what the smoothed K-th largest score minimises."""
+
+    model: Any
+    item_count: int
+
+    def __call__(self, x: PyTree, y: Array, query: Query, batch: List) -> Array:
+        scores = list_scores(self.model, x, batch)
+        excess = query.softness * jax.nn.softplus((scores - y) / query.softness)
+        positive, negative = stratum_weights(batch, self.item_count)
+        weight = jnp.where(jnp.arange(scores.shape[0]) < batch.places, positive, negative)
+        real = jnp.concatenate([batch.real, jnp.ones(scores.shape[0] - batch.places, bool)])
+        total = jnp.sum(jnp.where(real, weight * excess, 0))
+        return (query.cutoff * y + total) / self.item_count + 0.5 * query.ridge * y**2

@@ -1,0 +1,125 @@
+"""The ratings of all users as flat arrays on the device, one user after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from bilevax import checks
+
+
+class Ratings(eqx.Module):
+    """Who rated what, and how: user u owns the pairs offsets[u] to offsets[u + 1], sorted by item.
+
+    Everything that is remembered per pair is a flat vector aligned with `items` and `values`, never an array
+    of users × items.
+
+    Args:
+      offsets: users + 1 ascending integers from 0 to the number of pairs.
+      items: the item of every pair, in 0..item_count − 1; no user has an item twice.
+      values: the rating of every pair, not negative.
+      item_count: how many items there are, rated or not.
+      empty_users: whether users without a pair are allowed (they are in held-out data, not in training data).
+
+    Raises:
+      ValueError: if the arrays do not fit together, or a user has an item twice.
+
+    Example:
+      >>> from bilevax.applications.ranking import Ratings
+      >>> ratings = Ratings(offsets=[0, 2, 3], items=[4, 1, 0], values=[5.0, 3.0, 4.0], item_count=6)
+      >>> ratings.users, ratings.pairs, ratings.items.tolist()
+      (2, 3, [1, 4, 0])
+    """
+
+    offsets: Array
+    items: Array
+    values: Array
+    users: int = eqx.field(static=True)
+    item_count: int = eqx.field(static=True)
+    longest: int = eqx.field(static=True)
+
+    def __init__(self, offsets: Any, items: Any, values: Any, item_count: int, *, empty_users: bool = False):
+        bounds, column, value = np.asarray(offsets), np.asarray(items), np.asarray(values, np.float32)
+        item_count = checks.whole_number("item_count", item_count, 1)
+        _check_offsets(bounds, len(column), empty_users)
+        if column.ndim != 1 or not np.issubdtype(column.dtype, np.integer):
+            raise ValueError(
+                f"items must be a vector of integers, got shape {column.shape} of {column.dtype}"
+            )
+        if value.shape != column.shape:
+            raise ValueError(f"values must have one entry per item {column.shape}, got shape {value.shape}")
+        if column.size and (column.min() < 0 or column.max() >= item_count):
+            raise ValueError(
+                f"items must lie in 0..{item_count - 1}, got {column.min()} to {column.max()}: renumber them"
+            )
+        if not (np.isfinite(value) & (value >= 0)).all():
+            raise ValueError(
+                "values must be finite and not negative: a gain 2^r − 1 is made of each rating r"
+            )
+        rows = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+        order = np.lexsort((column, rows))
+        column, value = column[order], value[order]
+        twice = (column[1:] == column[:-1]) & (rows[1:] == rows[:-1])
+        if twice.any():
+            place = int(np.argmax(twice))
+            raise ValueError(
+                f"a user may have an item only once, got item {column[place]} twice for user {rows[place]}"
+            )
+        self.users, self.item_count = len(bounds) - 1, item_count
+        self.longest = int(np.diff(bounds).max())
+        self.offsets = jnp.asarray(bounds, jnp.int32)
+        self.items = jnp.asarray(column, jnp.int32)
+        self.values = jnp.asarray(value)
+
+    @staticmethod
+    def of(rows: Any, *, empty_users: bool = False) -> Ratings:
+        """From rows by user as `bilevax.data` gives them (`UserRows`: a part of a split)."""
+        return Ratings(rows.offsets, rows.item, rows.rating, rows.items, empty_users=empty_users)
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs of a user and an item there are."""
+        return self.items.shape[0]
+
+    def owners(self) -> np.ndarray:
+        """The user of every pair."""
+        bounds = np.asarray(self.offsets)
+        return np.repeat(np.arange(self.users, dtype=np.int32), np.diff(bounds))
+
+    def ideal(self, cutoff: int | None) -> np.ndarray:
+        """Every user's DCG of the perfect ranking of its pairs, the first `cutoff` of them; 1 without gains."""
+        owners, gains = self.owners(), np.asarray(gain(np.asarray(self.values, np.float64)))
+        order = np.lexsort((-gains, owners))
+        place = np.arange(self.pairs) - np.asarray(self.offsets)[owners]
+        kept = place < (self.pairs if cutoff is None else cutoff)
+        terms = np.where(kept, gains[order] / np.log2(place + 2.0), 0.0)
+        total = np.bincount(owners, weights=terms, minlength=self.users)
+        return np.where(total > 0, total, 1.0).astype(np.float32)
+
+
+def gain(rating: Any) -> Any:
+    """2^r − 1, what an item of rating r is worth at the top of a list."""
+    return 2.0**rating - 1
+
+
+def _check_offsets(bounds: np.ndarray, pairs: int, empty_users: bool) -> None:
+    if bounds.ndim != 1 or bounds.size < 2 or not np.issubdtype(bounds.dtype, np.integer):
+        raise ValueError(
+            f"offsets must be a vector of at least two integers, got shape {bounds.shape} of {bounds.dtype}"
+        )
+    if bounds[0] != 0 or bounds[-1] != pairs:
+        raise ValueError(
+            f"offsets must run from 0 to the number of pairs {pairs}, got {bounds[0]} to {bounds[-1]}"
+        )
+    lengths = np.diff(bounds)
+    if (lengths < 0).any():
+        raise ValueError("offsets must ascend, got a user with a negative number of pairs")
+    if pairs == 0:
+        raise ValueError("ratings must hold at least one pair, got none")
+    if not empty_users and (lengths == 0).any():
+        empty = int(np.argmax(lengths == 0))
+        raise ValueError(f"every user needs at least one training pair, got none for user {empty}")

@@ -1,0 +1,98 @@
+r"""Smooth stand-ins ℓ(z) for "that item is ranked above this one", z the difference of their scores.
+
+A rank is the sum over all items of 1(s_j ≥ s_i), the item's own term included. A surrogate replaces the
+indicator; `own` is the constant that it puts in the place of the item's own term.
+
+A surrogate's number is data, not code: other values compile nothing anew and can be tried side by side.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from bilevax import checks
+
+
+class Surrogate(eqx.Module):
+    """The base class of what stands in for the indicator."""
+
+    @property
+    def own(self) -> Any:
+        """The item's own term: the least value that a rank can have."""
+        return 1.0
+
+    def __call__(self, difference: Array) -> Array:
+        """ℓ(s_j − s_i)."""
+        raise NotImplementedError
+
+
+class SquaredHinge(Surrogate):
+    """ℓ(z) = max(z + c, 0)²: the paper's. Items far above weigh with the square of their distance.
+
+    Args:
+      margin: c.
+
+    Example:
+      >>> from bilevax.applications.ranking import SquaredHinge
+      >>> float(SquaredHinge(margin=1.0)(0.5))
+      2.25
+    """
+
+    margin: float | Array = 1.0
+
+    def __check_init__(self) -> None:
+        checks.coefficient("margin", self.margin, optional=False)
+
+    @property
+    def own(self) -> Any:
+        return self.margin**2
+
+    def __call__(self, difference: Array) -> Array:
+        return jnp.square(jnp.maximum(difference + self.margin, 0))
+
+
+class Logistic(Surrogate):
+    """ℓ(z) = log₂(1 + exp(z/T)): grows linearly, and is 1 at 0.
+
+    Args:
+      temperature: T.
+
+    Example:
+      >>> from bilevax.applications.ranking import Logistic
+      >>> round(float(Logistic()(0.0)), 6)
+      1.0
+    """
+
+    temperature: float | Array = 1.0
+
+    def __check_init__(self) -> None:
+        checks.coefficient("temperature", self.temperature, optional=False)
+
+    def __call__(self, difference: Array) -> Array:
+        return jax.nn.softplus(difference / self.temperature) / jnp.log(2.0)
+
+
+class Sigmoid(Surrogate):
+    """ℓ(z) = 1/(1 + exp(−z/T)): bounded, so that no item counts for more than one; own term 1.
+
+    Args:
+      temperature: T; as it falls to 0, the sum becomes the rank itself.
+
+    Example:
+      >>> from bilevax.applications.ranking import Sigmoid
+      >>> float(Sigmoid(temperature=0.5)(0.0))
+      0.5
+    """
+
+    temperature: float | Array = 1.0
+
+    def __check_init__(self) -> None:
+        checks.coefficient("temperature", self.temperature, optional=False)
+
+    def __call__(self, difference: Array) -> Array:
+        return jax.nn.sigmoid(difference / self.temperature)
