@@ -70,8 +70,8 @@ class Draw:
     def _exact(self, first: int, left: np.ndarray, pairs: np.ndarray) -> np.ndarray:
         """The same choice for users who take much of the catalogue, by weighing all items.
 
-        If every item comes after a random time, exponential with the rate w_uj, then the first of them to come
-        are a sample without replacement in proportion to w_uj.
+        If every item comes after a random time, exponential with the rate w_uj, then the first of them to
+        come are a sample without replacement in proportion to w_uj.
         """
         made = [np.empty(0, np.int64)]
         open_users = np.flatnonzero(left > 0)

@@ -1,0 +1,67 @@
+"""`bilevax data`: which data sets there are, where they lie, and how to get them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from bilevax.data.errors import DataError
+from bilevax.data.locate import obtain
+from bilevax.data.registry import ENTRIES, Entry, entry_of, found
+
+data_app = typer.Typer(no_args_is_help=True, help="Data sets: list, fetch and find them.")
+
+
+@data_app.command("list")
+def list_command() -> None:
+    """All known data sets, and where they were found."""
+    table = Table("name", "what", "size", "where")
+    with _errors_as_messages():
+        for entry in ENTRIES.values():
+            table.add_row(entry.name, entry.what, _size(entry), _where(entry))
+    # Paths are to be copied: off a terminal they are never folded.
+    Console(width=None if sys.stdout.isatty() else 250).print(table)
+
+
+@data_app.command("fetch")
+def fetch_command(name: str = typer.Argument(help="the data set, as `bilevax data list` calls it")) -> None:
+    """Download a data set into the cache, unless it is there, and check it."""
+    with _errors_as_messages():
+        for source in entry_of(name).sources:
+            typer.echo(obtain(source))
+
+
+@data_app.command("path")
+def path_command(name: str = typer.Argument(help="the data set, as `bilevax data list` calls it")) -> None:
+    """Print where the files of a data set are, one per line; download nothing."""
+    with _errors_as_messages():
+        for source in entry_of(name).sources:
+            typer.echo(obtain(source, download=False))
+
+
+@contextmanager
+def _errors_as_messages() -> Iterator[None]:
+    try:
+        yield
+    except (DataError, ImportError) as error:
+        typer.echo(f"bilevax data: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+def _size(entry: Entry) -> str:
+    size = sum(source.size for source in entry.sources)
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
+def _where(entry: Entry) -> str:
+    paths = [found(source) for source in entry.sources]
+    if all(path is not None for path in paths):
+        return str(paths[0])
+    if any(path is not None for path in paths):
+        return "in part; fetch gets the rest"
+    return "to be downloaded" if all(source.url for source in entry.sources) else "to be got by hand"
