@@ -9,6 +9,7 @@ import sys
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import pytest
 
@@ -23,7 +24,7 @@ MD5 = hashlib.md5(BODY).hexdigest()
 class Handler(BaseHTTPRequestHandler):
     """Behaves as the path says; counts what was asked for."""
 
-    asked = Counter()
+    asked: ClassVar[Counter[str]] = Counter()
     lock = threading.Lock()
 
     def log_message(self, *_):

@@ -108,7 +108,7 @@ def test_long_line_is_refused_wherever_it_stands(tmp_path):
 def test_blank_line_between_pieces_of_a_large_file_is_refused(tmp_path):
     # Pieces are read by the mebibyte: the blank lines fill one of their own.
     data = b"1 1:1\n" * 1000 + b"\n" * (3 << 20) + b"1 1:1\n"
-    with pytest.raises(DataError, match="is blank|follows a blank line"):
+    with pytest.raises(DataError, match=r"is blank|follows a blank line"):
         read_libsvm(write(tmp_path, data))
 
 
@@ -156,7 +156,7 @@ def test_a_copy_with_other_line_ends_is_accepted_and_a_changed_one_is_not(tmp_pa
 def test_a_set_that_is_nowhere_is_an_error_without_download(tmp_path, monkeypatch):
     monkeypatch.setenv("BILEVAX_DATA", str(tmp_path))
     monkeypatch.setenv("BILEVAX_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(DataError, match="libsvm/w8a is not at .*, and downloading is switched off"):
+    with pytest.raises(DataError, match=r"libsvm/w8a is not at .*, and downloading is switched off"):
         load("w8a", download=False)
     with pytest.raises(DataError, match="no data set for classification is called 'ml-1m'"):
         load("ml-1m")

@@ -112,7 +112,7 @@ class _Capped:
     """A stream that is never unpacked beyond a limit, not even to skip over a member."""
 
     def __init__(self, stream: IO[bytes], limit: int, path: Path):
-        self.stream, self.path = stream, path
+        self.stream, self.limit, self.path = stream, limit, path
         self.end = limit + _FREE  # the headers of the members come on top
 
     def read(self, size: int = -1) -> bytes:
@@ -130,9 +130,14 @@ class _Capped:
     def tell(self) -> int:
         return self.stream.tell()
 
+    def drain(self) -> None:
+        """Read to the end, where a packed stream keeps its checksum."""
+        while self.read(1 << 20):
+            pass
+
     def _check(self, place: int) -> None:
         if place > self.end:
-            raise DataError(f"unpacks to more than the limit of {self.end:,} bytes", path=self.path)
+            raise DataError(f"unpacks to more than the limit of {self.limit:,} bytes", path=self.path)
 
 
 def _unpacked(path: Path) -> IO[bytes]:
@@ -172,12 +177,15 @@ def open_archive(
     with ExitStack() as stack:
         try:
             limit = min(size_limit, max(_FREE, int(ratio_limit * place.stat().st_size)))
+            capped = None
             if zipfile.is_zipfile(place):
                 opened = stack.enter_context(zipfile.ZipFile(place))
             else:
                 capped = _Capped(stack.enter_context(_unpacked(place)), limit, place)
                 opened = stack.enter_context(tarfile.open(fileobj=capped, mode="r:"))  # type: ignore[arg-type]
             archive = Archive(place, opened, limit, count_limit)
+            if capped is not None:
+                capped.drain()
         except _DAMAGED as error:
             raise _damaged(place, error) from error
         yield archive

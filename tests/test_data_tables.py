@@ -1,0 +1,128 @@
+"""Tables with named columns: any names, ids as strings, dates, and errors that name the line."""
+
+import numpy as np
+import pytest
+
+from bilevax.data import DataError, load_interactions
+
+
+def load_text(folder, text, name="table.csv", **options):
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return load_interactions(path, **options)
+
+
+def test_columns_are_found_by_given_names_in_any_order(tmp_path):
+    text = "when,stars,film,who,extra\n20,4.5,x,bo,1\n10,3,y,al,2\n"
+    columns = {"user": "who", "item": "film", "rating": "stars", "time": "when"}
+    table = load_text(tmp_path, text, columns=columns)
+    assert table.user_ids[table.user].tolist() == ["bo", "al"]
+    assert table.item_ids[table.item].tolist() == ["x", "y"]
+    assert table.rating.tolist() == [4.5, 3]
+    assert table.time.tolist() == [20, 10]
+
+
+def test_ratings_and_times_may_be_missing(tmp_path):
+    table = load_text(tmp_path, "user,item\n1,5\n1,4\n")
+    assert table.rating.tolist() == [1, 1]
+    assert table.csr().item.tolist() == [1, 0]
+
+
+def test_ids_are_numbers_only_if_all_are_written_as_such(tmp_path):
+    assert load_text(tmp_path, "user,item\n10,1\n9,1\n").user_ids.tolist() == [9, 10]
+    assert load_text(tmp_path, "user,item\n10,1\n010,1\n").user_ids.tolist() == ["010", "10"]
+    assert load_text(tmp_path, "user,item\nNA,1\nnan,1\n").user_ids.tolist() == ["NA", "nan"]
+
+
+def test_dates_become_seconds(tmp_path):
+    table = load_text(tmp_path, "user,item,date\n1,1,1970-01-02\n1,2,1970-01-01T00:01:00Z\n")
+    assert table.time.tolist() == [86_400, 60]
+
+
+def test_quotes_a_mark_of_the_encoding_and_names_in_other_alphabets_are_understood(tmp_path):
+    table = load_text(tmp_path, '\ufeffuser,item\n"a,b",Żółć\n"c ""d""",x\n')
+    assert table.user_ids.tolist() == ["a,b", 'c "d"']
+    assert table.item_ids.tolist() == ["x", "Żółć"]
+
+
+BAD = {
+    "empty": ("", "table.csv: is empty"),
+    "a header only": ("user,item\n", "has no rows"),
+    "no item": ("user,thing\n1,2\n", "has no column that may be the item; name it with columns="),
+    "two users": ("user,uid,item\n1,2,3\n", "has several columns that may be the user"),
+    "a name twice": ("user,item,user\n1,2,3\n", "line 1: expected different names"),
+    "a short row": (
+        "user,item,rating\n1,2,3\n1,3\n",
+        "line 3: expected (an entry|a finite number) as rating",
+    ),
+    "a long row": ("user,item\n1,2\n1,3,4\n", "is not a table: .*line 3"),
+    "a long first row": ("user,item\n1,2,3\n1,3\n", "is not a table"),
+    "no user": ("user,item\n1,2\n,3\n", "line 3: expected an id of 1 to 200 characters as user, got ''"),
+    "a long id": ("user,item\n" + "x" * 201 + ",3\n", "line 2: expected an id of 1 to 200"),
+    "a word as rating": ("user,item,rating\n1,2,3\n1,3,good\n", "line 3: expected a finite number as rating"),
+    "inf": ("user,item,rating\n1,2,inf\n", "line 2: expected a finite number as rating, got 'inf'"),
+    "too large": ("user,item,rating\n1,2,1e39\n", "line 2: expected a finite number as rating"),
+    "a fraction as time": ("user,item,time\n1,2,3\n1,3,0.5\n", "line 3: expected a whole number as time"),
+    "half dates": ("user,item,time\n1,2,3\n1,3,2005-01-01\n", "line 3: expected a whole number as time"),
+    "no date": ("user,item,time\n1,2,2005-01-01\n1,3,soon\n", "line 3: expected a whole number or a date"),
+    "a blank line": ("user,item\n1,2\n\n1,3\n", "line 3: expected (an entry|an id)"),
+    "latin-1": ("user,item\n1,2\nä,3\n".encode("latin-1"), "line 3: is not UTF-8"),
+    "utf-16": ("user,item\n1,2\n".encode("utf-16-le"), "line 1: is binary"),
+    "an open quote": ('user,item\n1,"2\n', "is not a table"),
+    "a quoted row": ('user,item,rating\n"1",2,x\n', "expected a finite number as rating in row 1, got 'x'"),
+    "duplicates": ("user,item\n1,2\n1,2\n", "1 entries repeat a pair"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_table_is_refused(tmp_path, case):
+    text, message = BAD[case]
+    with pytest.raises(DataError, match=message):
+        load_text(tmp_path, text)
+
+
+def test_columns_that_are_not_there_or_not_known_are_refused(tmp_path):
+    with pytest.raises(DataError, match="has no column 'film'; it has 'user, item'"):
+        load_text(tmp_path, "user,item\n1,2\n", columns={"item": "film"})
+    with pytest.raises(ValueError, match="columns may name user, item, rating and time, got \\['stars'\\]"):
+        load_text(tmp_path, "user,item\n1,2\n", columns={"stars": "rating"})
+
+
+def test_range_of_ratings_is_checked(tmp_path):
+    text = "user,item,rating\n1,2,3\n1,3,11\n"
+    with pytest.raises(DataError, match=r"got the rating 11 \(entry 2\), expected 0 to 10"):
+        load_text(tmp_path, text, rating_range=(0, 10))
+
+
+def test_parquet_holds_the_same_as_csv(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow", reason="parquet needs pyarrow")
+    frame = pandas.DataFrame(
+        {
+            "user": ["bo", "al"],
+            "item": [5, 300],
+            "rating": np.array([1.5, 2], np.float32),
+            "time": pandas.to_datetime(["1970-01-01 00:01:00", "1970-01-02"]),
+        }
+    )
+    frame.to_parquet(tmp_path / "table.parquet")
+    table = load_interactions(tmp_path / "table.parquet")
+    assert table.user_ids[table.user].tolist() == ["bo", "al"]
+    assert table.item_ids[table.item].tolist() == [5, 300]
+    assert table.rating.tolist() == [1.5, 2]
+    assert table.time.tolist() == [60, 86_400]
+    data = (tmp_path / "table.parquet").read_bytes()
+    for bad in (b"", data[:100], b"x" * 500, data[:200] + b"\0" * 300 + data[500:]):
+        with pytest.raises(DataError):
+            load_text(tmp_path, bad, "bad.parquet")
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
+    import pandas
+
+    def missing(*_, **__):
+        raise ImportError("no engine")
+
+    monkeypatch.setattr(pandas, "read_parquet", missing)
+    with pytest.raises(ImportError, match=r'parquet needs pyarrow: pip install "bilevax\[data\]"'):
+        load_text(tmp_path, b"PAR1", "table.parquet")
