@@ -11,13 +11,19 @@ ifneq ($(wildcard $(data)),)
 export BILEVAX_DATA ?= $(data)
 endif
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test fuzz lint format bench clean
 
 demo: .venv/experiments
 	$(bin)/python -m bilevax.demo
 
 test: .venv/dev
 	$(bin)/python -m pytest $(PYTEST_ARGS)
+
+# Inputs for each of the 15 parsers of bilevax.data: 105,000 in all.
+FUZZ_INPUTS ?= 7000
+
+fuzz: .venv/dev
+	$(bin)/python tests/fuzz/parsers.py $(FUZZ_INPUTS)
 
 lint: .venv/dev
 	$(bin)/ruff check .
