@@ -16,7 +16,7 @@ from bilevax.data.registry import ENTRIES, entry_of
 NAMES = tuple(name for name, entry in ENTRIES.items() if "features" in entry.counts)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Dataset:
     """Rows to learn from and rows to test on.
 

@@ -12,7 +12,7 @@ from bilevax.data.interactions import Interactions
 from bilevax.data.user_rows import UserRows
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Splits:
     """Three parts without a common entry; all have the same users and items, in the same codes.
 
