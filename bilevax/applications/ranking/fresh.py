@@ -30,17 +30,17 @@ from bilevax.solvers import KSONG, SONG, BSVRBv1, Recipe, State
 from bilevax.trees import PyTree
 
 
-class Fresh(Recipe):
-    """A recipe whose mean levels are seen after their refresh; put it before a method's own class."""
+class Fresh:
+    """Put before a recipe's class, lets it see its mean levels after their refresh."""
 
-    def look(self, problem: Problem, state: State, sample: Sample, visits: dict[str, Visit]) -> Look:
+    def look(self: Any, problem: Problem, state: State, sample: Sample, visits: dict[str, Visit]) -> Look:
         seen = dict(visits)
         for name, level in problem.levels.items():
             if isinstance(level, Mean):
                 seen[name] = self._refreshed(problem, state, sample, visits[name])
-        return super().look(problem, state, sample, seen)
+        return Recipe.look(self, problem, state, sample, seen)
 
-    def _refreshed(self, problem: Problem, state: State, sample: Sample, visit: Visit) -> Visit:
+    def _refreshed(self: Any, problem: Problem, state: State, sample: Sample, visit: Visit) -> Visit:
         """The visit as it would be found had the slots been refreshed before both points."""
         xs = [state.x, state.x_before] if self.corrected else [state.x]
         means = [slot_means(problem, visit.name, x, sample) for x in xs]

@@ -61,8 +61,10 @@ class Lists(Rows):
       >>> from bilevax.applications.ranking import Lists, Ratings
       >>> ratings = Ratings([0, 2, 4], [1, 4, 0, 2], [5.0, 3.0, 4.0, 4.0], item_count=6)
       >>> batch = Lists(ratings, positives=2).draw(bx.Stream.start(jax.random.key(0)), jnp.array([1]), 3)
-      >>> sorted(batch.rows.items[0, :2].tolist()), bool(jnp.isin(batch.rows.items[0, 2:], jnp.array([0, 2])).any())
-      ([0, 2], False)
+      >>> sorted(batch.rows.items[0, :2].tolist())
+      [0, 2]
+      >>> bool(jnp.isin(batch.rows.items[0, 2:], jnp.array([0, 2])).any())
+      False
     """
 
     ratings: Ratings
@@ -148,7 +150,7 @@ def sample_unrated(random: Stream, ratings: Ratings, start: Array, owned: Array,
     return jnp.minimum(rank + low, ratings.item_count - 1)
 
 
-def stratum_weights(batch: List, item_count: int) -> tuple[Array, Array]:
+def stratum_weights(batch: List, item_count: int | Array) -> tuple[Array, Array]:
     """What one positive and one negative of a list stand for: how many items of their kind there are each."""
     drawn = jnp.sum(batch.real)
     negatives = batch.items.shape[0] - batch.places

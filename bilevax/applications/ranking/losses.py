@@ -1,8 +1,7 @@
 r"""Losses over one user's list that need no lower level: what the bilevel methods are compared with.
 
-A list has P positives with ratings r and gains 2^r − 1, and B negatives with rating 0, all below every positive.
-Pairs of two negatives never count, so that pairwise losses are P × (P + B), not (P + B)². Every loss is a mean or
-a normalised sum: of order one for any user.
+A list has P positives with ratings r and gains 2^r − 1, and B negatives with rating 0, all below every
+positive. Pairs of two negatives never count, so that pairwise losses are P × (P + B), not (P + B)².
 
 All are checked against `rax` where that has them.
 """
@@ -77,13 +76,13 @@ def listnet(scored: Scored, listing: Listing) -> Array:
 
 
 def listmle(scored: Scored, listing: Listing) -> Array:
-    """ListMLE: minus the log-likelihood of the order by rating; equal ratings in the order of the list."""
+    """ListMLE: minus the log-likelihood that the positives come first, by rating."""
     order = jnp.argsort(-jnp.where(scored.real, scored.rating, -1.0), stable=True)
     sorted_scores = (scored.scores / listing.temperature)[order]
     # The log of the sum of exponentials from each place to the end of the list.
     rest = jax.lax.associative_scan(jnp.logaddexp, sorted_scores, reverse=True)
-    real = scored.real[order]
-    return jnp.sum(jnp.where(real, rest - jnp.where(real, sorted_scores, 0), 0)) / jnp.sum(real)
+    positive = (scored.real & (jnp.arange(order.shape[0]) < scored.places))[order]
+    return jnp.sum(jnp.where(positive, rest - jnp.where(positive, sorted_scores, 0), 0)) / jnp.sum(positive)
 
 
 def ranknet(scored: Scored, listing: Listing) -> Array:

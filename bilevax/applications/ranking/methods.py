@@ -7,6 +7,7 @@ upper step (Adam with decoupled weight decay).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import optax
@@ -22,7 +23,7 @@ from bilevax.solvers import SONG
 
 BILEVEL = ("song", "k-song", "bsvrb v1", "re-bsvrb v1")
 METHODS = (*BILEVEL, *LOSSES)
-SURROGATES: dict[str, type[Surrogate]] = {
+SURROGATES: dict[str, Callable[[Any], Surrogate]] = {
     "squared hinge": SquaredHinge,
     "logistic": Logistic,
     "sigmoid": Sigmoid,

@@ -1,7 +1,8 @@
 """Models that score items for users: matrix factorisation and NeuMF.
 
-A model is any object with `score(x, user, items)`, the scores of a vector of items for one user, a function of
-the parameters x; and with `start(key)`, the first x, if it is to be trained from scratch. Models hold sizes only.
+A model is any object with `score(x, user, items)`, the scores of a vector of items for one user, a function
+of the parameters x; and with `start(key)`, the first x, if it is to be trained from scratch. Models hold
+sizes only.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-r"""A differentiable sort: NeuralSort's relaxed permutation matrix, made doubly stochastic by Sinkhorn scaling.
+r"""A differentiable sort: NeuralSort's relaxed permutation, made doubly stochastic by Sinkhorn scaling.
 
 Row k of NeuralSort's matrix, for the k-th largest of n scores s, is
 
 .. math:: \text{softmax}_j[((n + 1 - 2k) s_j - \sum_l |s_j - s_l|) / T]
 
 Reference:
-  Grover et al., *Stochastic Optimization of Sorting Networks via Continuous Relaxations*, ICLR 2019; Pobrotyn and
-  Białobrzeski, *NeuralNDCG: Direct Optimisation of a Ranking Metric via Differentiable Relaxation of Sorting*, 2021.
+  Grover et al., *Stochastic Optimization of Sorting Networks via Continuous Relaxations*, ICLR 2019;
+  Pobrotyn and Białobrzeski, *NeuralNDCG: Direct Optimisation of a Ranking Metric via Differentiable
+  Relaxation of Sorting*, 2021.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def relaxed_sort(scores: Array, temperature: Any, passes: int = _PASSES) -> Arra
     Example:
       >>> import jax.numpy as jnp
       >>> from bilevax.applications.ranking.neural_sort import relaxed_sort
-      >>> [round(float(value), 3) for value in relaxed_sort(jnp.array([1.0, 3.0, 2.0]), 0.01) @ jnp.array([1.0, 3.0, 2.0])]
+      >>> scores = jnp.array([1.0, 3.0, 2.0])
+      >>> [round(float(value), 3) for value in relaxed_sort(scores, 0.01) @ scores]
       [3.0, 2.0, 1.0]
     """
     n = scores.shape[0]

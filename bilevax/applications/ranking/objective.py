@@ -12,9 +12,9 @@ where :math:`\lambda_q` is the smoothed K-th largest score of the user, an argmi
     \lambda_q = \arg\min_\lambda \frac{K + \varepsilon}{N} \lambda + \frac{\tau_2}{2} \lambda^2
         + \frac1N \sum_j \tau_1 \ln(1 + e^{(s_j - \lambda)/\tau_1})
 
-and :math:`\text{rank}_{q,i} = \sum_j \ell(s_j - s_i)` a mean level. Both sums run over all N items. A list of P
-positives and B negatives estimates them as two strata with their true weights, n_q and N − n_q; the item's
-own term is exact. Without the thresholds (ψ = 1) the problem is that of SONG.
+and :math:`\text{rank}_{q,i} = \sum_j \ell(s_j - s_i)` a mean level. Both sums run over all N items. A list of
+P positives and B negatives estimates them as two strata with their true weights, n_q and N − n_q; the
+item's own term is exact. Without the thresholds (ψ = 1) the problem is that of SONG.
 
 Reference:
   Qiu et al., *Large-scale Stochastic Optimization of NDCG Surrogates for Deep Learning with Provable

@@ -91,7 +91,7 @@ class Ratings(eqx.Module):
         return np.repeat(np.arange(self.users, dtype=np.int32), np.diff(bounds))
 
     def ideal(self, cutoff: int | None) -> np.ndarray:
-        """Every user's DCG of the perfect ranking of its pairs, the first `cutoff` of them; 1 without gains."""
+        """Every user's DCG of the perfect ranking of its pairs, cut at `cutoff`; 1 without gains."""
         owners, gains = self.owners(), np.asarray(gain(np.asarray(self.values, np.float64)))
         order = np.lexsort((-gains, owners))
         place = np.arange(self.pairs) - np.asarray(self.offsets)[owners]
