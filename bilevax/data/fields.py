@@ -84,17 +84,20 @@ def _numbers(
     value = np.zeros(len(start), np.int64)
     digits = np.zeros(len(start), np.int8)
     after = np.full(len(start), -1, np.int8)  # digits after the dot; -1 before there is one
-    last = len(buffer) - 1
+    shortest = int(length.min(initial=longest))
     for place in range(min(int(length.max(initial=0)), longest)):
-        inside = place < length
-        byte = buffer[np.minimum(start + place, last)]
+        byte = buffer.take(start + place, mode="clip")
         digit = byte - np.uint8(_ZERO)
-        is_digit = inside & (digit <= 9)
-        value = np.where(is_digit, value * 10 + digit, value)
-        if kind == "whole":
-            bad |= inside & ~is_digit
+        is_digit = digit <= 9
+        if kind == "whole" and place < shortest:  # no number has ended: nothing has to be told apart
+            bad |= ~is_digit
+            value *= 10
+            value += digit
             continue
-        is_dot = inside & (byte == _DOT) & (after < 0)
+        inside = place < length
+        is_digit &= inside
+        value = np.where(is_digit, value * 10 + digit, value)
+        is_dot = inside & (byte == _DOT) & (after < 0) & (kind == "decimal")
         bad |= inside & ~is_digit & ~is_dot
         digits += is_digit
         after += is_dot | (is_digit & (after >= 0))
