@@ -1,5 +1,7 @@
 """Tables with named columns: any names, ids as strings, dates, and errors that name the line."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -94,35 +96,81 @@ def test_range_of_ratings_is_checked(tmp_path):
         load_text(tmp_path, text, rating_range=(0, 10))
 
 
-def test_parquet_holds_the_same_as_csv(tmp_path):
-    pandas = pytest.importorskip("pandas")
-    pytest.importorskip("pyarrow", reason="parquet needs pyarrow")
-    frame = pandas.DataFrame(
+def frame():
+    import pandas
+
+    return pandas.DataFrame(
         {
             "user": ["bo", "al"],
             "item": [5, 300],
             "rating": np.array([1.5, 2], np.float32),
-            "time": pandas.to_datetime(["1970-01-01 00:01:00", "1970-01-02"]),
+            "time": pandas.to_datetime(["1970-01-01 00:01:00", "1970-01-02 00:00:00"]),
         }
     )
-    frame.to_parquet(tmp_path / "table.parquet")
-    table = load_interactions(tmp_path / "table.parquet")
+
+
+def check_frame(table):
     assert table.user_ids[table.user].tolist() == ["bo", "al"]
     assert table.item_ids[table.item].tolist() == [5, 300]
     assert table.rating.tolist() == [1.5, 2]
     assert table.time.tolist() == [60, 86_400]
+
+
+def test_parquet_holds_the_same_as_csv(tmp_path):
+    pytest.importorskip("pyarrow", reason="parquet needs pyarrow")
+    frame().to_parquet(tmp_path / "table.parquet")
+    check_frame(load_interactions(tmp_path / "table.parquet"))
+    with pytest.raises(DataError, match="holds more than the limit of"):
+        load_interactions(tmp_path / "table.parquet", size_limit=10)
     data = (tmp_path / "table.parquet").read_bytes()
-    for bad in (b"", data[:100], b"x" * 500, data[:200] + b"\0" * 300 + data[500:]):
-        with pytest.raises(DataError):
+    for bad in (b"", data[:100], b"x" * 500):
+        with pytest.raises(DataError, match=r"bad\.parquet: is not a parquet table"):
             load_text(tmp_path, bad, "bad.parquet")
 
 
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
+def load_frame(folder, monkeypatch, given):
+    """What `load_interactions` makes of the frame that a parquet file holds."""
+
+    def read(*_):
+        given.attrs["first"] = None
+        return given
+
+    monkeypatch.setattr("bilevax.data.tables._parquet", read)
+    return load_text(folder, b"PAR1", "table.parquet")
+
+
+def test_typed_columns_are_taken_as_they_are(tmp_path, monkeypatch):
     import pandas
 
-    def missing(*_, **__):
-        raise ImportError("no engine")
+    check_frame(load_frame(tmp_path, monkeypatch, frame()))
+    zoned = frame()
+    zoned["time"] = zoned["time"].dt.tz_localize("UTC").dt.tz_convert("Europe/Berlin")
+    check_frame(load_frame(tmp_path, monkeypatch, zoned))
+    typed = frame().astype({"user": "string", "item": "Int64", "rating": "Float32"})
+    typed["time"] = pandas.array([60, 86_400], dtype="int32")
+    check_frame(load_frame(tmp_path, monkeypatch, typed))
 
-    monkeypatch.setattr(pandas, "read_parquet", missing)
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("user", ["bo", None], "expected an entry as user in row 2"),
+        ("user", [1.5, 2.5], "expected a whole number or a string as user in row 1, got '1.5'"),
+        ("item", [b"a", b"b"], "expected a whole number or a string as item in row 1"),
+        ("rating", [1.0, np.inf], "expected a finite number as rating in row 2"),
+        ("rating", [1.0, np.nan], "expected an entry as rating in row 2"),
+        ("time", [1.0, 2.5], "expected a whole number as time in row 2"),
+        ("time", [np.datetime64("NaT"), np.datetime64("2005-01-01")], "expected an entry as time in row 1"),
+    ],
+)
+def test_bad_entries_of_typed_columns_are_refused(tmp_path, monkeypatch, column, values, message):
+    bad = frame()
+    bad[column] = values
+    with pytest.raises(DataError, match=message):
+        load_frame(tmp_path, monkeypatch, bad)
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ImportError, match=r'parquet needs pyarrow: pip install "bilevax\[data\]"'):
         load_text(tmp_path, b"PAR1", "table.parquet")
