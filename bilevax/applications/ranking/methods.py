@@ -10,10 +10,15 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import equinox as eqx
+import jax
+import jax.numpy as jnp
 import optax
+from jax import Array
 
+from bilevax import checks
 from bilevax.applications.ranking.fresh import FreshBSVRBv1, FreshKSONG, FreshSONG
-from bilevax.applications.ranking.losses import LOSSES, make_list_problem
+from bilevax.applications.ranking.losses import LOSSES, Listing, make_list_problem
 from bilevax.applications.ranking.objective import make_problem
 from bilevax.applications.ranking.ratings import Ratings
 from bilevax.applications.ranking.surrogates import Logistic, Sigmoid, SquaredHinge, Surrogate
@@ -108,35 +113,53 @@ def make_method(
     Raises:
       ValueError: if the method or the surrogate is not known.
     """
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {list(METHODS)}, got {method!r}")
-    upper_step = optax.adamw(settings.learning_rate, weight_decay=settings.weight_decay)
-    if method in LOSSES:
-        problem = make_list_problem(
-            ratings,
-            model,
-            method,
-            positives=settings.positives,
-            temperature=settings.temperature,
-            cutoff=settings.cutoff,
-        )
-        return problem, SONG(upper_step=upper_step, alpha=1.0, beta=1.0)
+    checked_method(method)
     if settings.surrogate not in SURROGATES:
         raise ValueError(f"surrogate must be one of {list(SURROGATES)}, got {settings.surrogate!r}")
-    problem = make_problem(
-        ratings,
-        model,
-        cutoff=None if method == "song" else settings.cutoff,
-        surrogate=SURROGATES[settings.surrogate](settings.temperature),
-        positives=settings.positives,
-        softness=settings.softness,
-        ridge=settings.ridge,
-        gate=settings.gate,
-    )
-    return problem, _solver(method, ratings, settings, upper_step, steps)
+    if method in LOSSES:
+        problem = make_list_problem(ratings, model, method, positives=settings.positives)
+    else:
+        cutoff = None if method == "song" else settings.cutoff
+        problem = make_problem(ratings, model, cutoff=cutoff, positives=settings.positives)
+    return with_numbers(problem, settings), make_solver(method, ratings.users, settings, steps)
 
 
-def _solver(method: str, ratings: Ratings, settings: Settings, upper_step: Any, steps: int) -> Any:
+def checked_method(method: str) -> str:
+    """The method's name, if there is such a method."""
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {list(METHODS)}, got {method!r}")
+    return method
+
+
+def with_numbers(problem: Problem, settings: Settings) -> Problem:
+    """The problem with its numbers taken from the settings: traced ones too, nothing is compiled anew."""
+    blocks = problem.blocks
+    if isinstance(blocks, Listing):
+        numbers: Any = {"temperature": settings.temperature, "cutoff": settings.cutoff}
+    else:
+        surrogate = SURROGATES[settings.surrogate](settings.temperature)
+        checks.coefficient("softness", settings.softness, optional=False)
+        checks.coefficient("ridge", settings.ridge, optional=False)
+        checks.coefficient("gate", settings.gate, optional=False)
+        numbers = {
+            "softness": settings.softness,
+            "ridge": settings.ridge,
+            "gate": settings.gate,
+            "surrogate": surrogate,
+        }
+
+    def of_all(value: Any) -> Array:
+        return jnp.broadcast_to(jnp.asarray(value, jnp.float32), (problem.count,))
+
+    changed = dataclasses.replace(blocks, **jax.tree.map(of_all, numbers))
+    return eqx.tree_at(lambda problem: problem.blocks, problem, changed)
+
+
+def make_solver(method: str, users: int, settings: Settings, steps: int) -> Any:
+    """The solver of a method, for `users` blocks and so many steps."""
+    upper_step = optax.adamw(settings.learning_rate, weight_decay=settings.weight_decay)
+    if method in LOSSES:
+        return SONG(upper_step=upper_step, alpha=1.0, beta=1.0)
     if method == "song":
         return FreshSONG(upper_step=upper_step, alpha=settings.alpha, beta=settings.beta)
     # g″ = τ₂ + mean of σ'/τ₁ ≤ τ₂ + 1/(4 τ₁), exactly: nothing has to be estimated.
@@ -144,13 +167,10 @@ def _solver(method: str, ratings: Ratings, settings: Settings, upper_step: Any, 
     alpha = {"rank": settings.alpha, "threshold": settings.threshold_alpha}
     if method == "k-song":
         return FreshKSONG(
-            upper_step=upper_step,
-            lower_step=safe,
-            alpha=alpha,
-            beta=settings.beta,
-            floor=settings.ridge,
+            upper_step=upper_step, lower_step=safe, alpha=alpha, beta=settings.beta, floor=settings.ridge
         )
-    chance = min(1.0, settings.users_per_step / ratings.users)
+    # A threshold moves in every step along the slope of its last visit.
+    chance = min(1.0, settings.users_per_step / users)
     solver = FreshBSVRBv1(
         upper_step=upper_step,
         lower_step=safe * chance,

@@ -14,7 +14,7 @@ from jax import Array
 
 from bilevax import checks
 from bilevax.applications.ranking.evaluation import METRICS, Held, mean_metrics
-from bilevax.applications.ranking.methods import BILEVEL, METHODS, Settings, make_method
+from bilevax.applications.ranking.methods import BILEVEL, Settings, checked_method, make_method
 from bilevax.applications.ranking.ratings import Ratings
 from bilevax.applications.ranking.start import start_levels
 from bilevax.history import History
@@ -94,8 +94,7 @@ def train(
       ValueError: if an argument is out of range, or a metric is watched without `dev`.
     """
     settings = Settings() if settings is None else settings
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {list(METHODS)}, got {method!r}")
+    checked_method(method)
     checks.whole_number("epochs", epochs, 1)
     checks.whole_number("warm_up", warm_up, 0)
     checks.whole_number("every", every, 1)
