@@ -217,6 +217,14 @@ def test_last_of_duplicates_at_the_same_time_is_the_later_entry():
     assert table.rating.tolist() == [2]
 
 
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int32, np.uint64])
+def test_ids_of_any_width_become_codes(kind):
+    ids = np.array([127, -128 if kind == np.int8 else 0, 3], kind)
+    table = make_interactions(ids, [1, 2, 3])
+    assert table.user_ids[table.user].tolist() == ids.tolist()
+    assert table.at_least(1).user_ids.tolist() == sorted(ids.tolist())
+
+
 @pytest.mark.parametrize("ids", [[5, 10**15, -3, 5], ["b", "ü", "a", "b"], [0, 2, 1, 0]])
 def test_ids_of_any_kind_become_codes_in_ascending_order(ids):
     table = make_interactions(ids, [1, 2, 3, 4])
@@ -230,6 +238,10 @@ MALFORMED = {
     "fractions as ids": (
         dict(user=[0.5], item=[1]),
         "needs whole numbers or strings as user ids, got float64",
+    ),
+    "ids of 64 bits": (
+        dict(user=np.array([2**63], np.uint64), item=[1]),
+        "has the user id 9223372036854775808, expected less than 2.63",
     ),
     "mixed ids": (dict(user=np.array([1, "a"], object), item=[1, 2]), "as user ids, got object"),
     "nan rating": (

@@ -153,11 +153,15 @@ def check_ratings(
 
 def _coded(name: str, ids: np.ndarray, path: str | PathLike[str] | None) -> tuple[np.ndarray, np.ndarray]:
     if ids.dtype.kind in "iu":
-        distinct, code = _compact(ids)
-    elif ids.dtype.kind == "U":
-        distinct, code = np.unique(ids, return_inverse=True)
-    elif ids.dtype.kind == "O" and all(isinstance(one, str) for one in ids):
-        distinct, code = np.unique(ids.astype(str), return_inverse=True)
+        if int(ids.max()) >= 2**63:
+            raise DataError(f"has the {name} id {ids.max()}, expected less than 2^63", path=path)
+        distinct, code = _compact(ids.astype(np.int64))
+    elif ids.dtype.kind == "U" or (ids.dtype.kind == "O" and all(isinstance(one, str) for one in ids)):
+        # By a dictionary: an array of strings has the width of the longest, and takes long to sort.
+        words = ids.tolist()
+        names = sorted(set(words))
+        place = {name: i for i, name in enumerate(names)}
+        distinct, code = np.array(names, str), np.fromiter(map(place.__getitem__, words), np.int32)
     else:
         raise DataError(f"needs whole numbers or strings as {name} ids, got {ids.dtype}", path=path)
     if len(distinct) >= 2**31:
@@ -172,7 +176,7 @@ def _compact(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         distinct, code = np.unique(ids, return_inverse=True)
         return distinct, code.astype(np.int32)
     # A table of all numbers in between, where that is small: far faster than sorting.
-    shifted = ids - ids.dtype.type(low)
+    shifted = ids - low
     seen = np.zeros(high - low + 1, bool)
     seen[shifted] = True
     code = (np.cumsum(seen) - 1).astype(np.int32)

@@ -26,7 +26,7 @@ _USUAL = {
 }
 _NEEDED = ("user", "item")
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
-_ID_LIMIT = 200  # characters; all ids take the space of the longest
+_ID_LIMIT = 200  # characters; all different ids take the space of the longest
 _FLOAT_LIMIT = 3e38
 
 
@@ -189,7 +189,7 @@ def _ids(name: str, column: Any, path: Any) -> np.ndarray:
     _reject(name, wrong[code], column, path, f"an id of 1 to {_ID_LIMIT} characters")
     if all(_WHOLE.fullmatch(one) for one in distinct):
         return np.array([int(one) for one in distinct], np.int64)[code]
-    return np.array(list(distinct), str)[code]
+    return column.to_numpy(object)
 
 
 def _ratings(pandas: Any, column: Any, path: Any) -> np.ndarray:
