@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -18,7 +19,8 @@ from bilevax.problem import Problem
 from bilevax.solvers.state import State
 from bilevax.version import __version__
 
-FORMAT = 1
+FORMAT = 2
+_SMALL = 2**16  # bytes; smaller arrays are written as one: each costs the writer some memory for good
 
 
 class CheckpointError(RuntimeError):
@@ -95,7 +97,7 @@ class Checkpoints:
         if step in self._manager.all_steps():
             return
         args = self._orbax.args
-        composite = args.Composite(arrays=args.StandardSave(dict(_named(arrays))), meta=args.JsonSave(meta))
+        composite = args.Composite(arrays=args.StandardSave(_packed(arrays)), meta=args.JsonSave(meta))
         self._guard(lambda: self._manager.save(step, args=composite, force=True))
 
     def wait(self) -> None:
@@ -139,9 +141,10 @@ class Checkpoints:
         return None
 
     def close(self) -> None:
-        """Waits for the writes, and gives the directory free."""
+        """Waits for the writes, and gives the directory free; `wait` says whether they went well."""
         try:
-            self._manager.close()
+            with contextlib.suppress(Exception):  # it repeats what `wait` or `save` has raised
+                self._manager.close()
         finally:
             os.close(self._lock)
 
@@ -163,18 +166,18 @@ class Checkpoints:
                 f"checkpoint {self.directory / str(step)} was written "
                 f"with{'out' if extra is not None else ''} patience: resume it in the same way"
             )
-        like = {name: jax.ShapeDtypeStruct(a.shape, a.dtype) for name, a in _named(leaves)}
+        leaves = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+        like = _packed([np.empty(leaf.shape, leaf.dtype) for leaf in leaves])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             read = self._manager.restore(step, args=args.Composite(arrays=args.StandardRestore(like)))[
                 "arrays"
             ]
-        arrays = [read[name] for name, _ in _named(leaves)]
+        arrays = _unpacked(read, leaves)
         for number, (array, expected) in enumerate(zip(arrays, meta["sums"], strict=True)):
-            if _checksum(np.asarray(array)) != expected:
+            if _checksum(array) != expected:
                 raise ValueError(f"the checksum of array {number} does not match")
-        copies = [jnp.asarray(np.asarray(a)) for a in arrays]
-        state, extra = jax.tree.unflatten(structure, copies)
+        state, extra = jax.tree.unflatten(structure, [jnp.asarray(array) for array in arrays])
         return Saved(state, extra, meta["notes"])
 
     def _guard(self, act: Any) -> None:
@@ -276,8 +279,28 @@ def _locked(path: Path) -> int:
     return handle
 
 
-def _named(leaves: list[Any]) -> list[tuple[str, Any]]:
-    return [(f"array_{number:04d}", leaf) for number, leaf in enumerate(leaves)]
+def _packed(arrays: list[np.ndarray]) -> dict[str, np.ndarray]:
+    """Large arrays by their number, and the bytes of all small ones, one after the other."""
+    out = {_name(number): array for number, array in enumerate(arrays) if array.nbytes >= _SMALL}
+    small = [array.reshape(-1).view(np.uint8) for array in arrays if array.nbytes < _SMALL]
+    return out | {"small": np.concatenate([*small, np.zeros(1, np.uint8)])}
+
+
+def _unpacked(read: dict[str, Any], like: list[Any]) -> list[np.ndarray]:
+    """The inverse of `_packed`, for arrays of those shapes and dtypes."""
+    small, place, out = np.asarray(read["small"]), 0, []
+    for number, leaf in enumerate(like):
+        size = leaf.size * leaf.dtype.itemsize
+        if size >= _SMALL:
+            out.append(np.asarray(read[_name(number)]))
+            continue
+        out.append(small[place : place + size].view(leaf.dtype).reshape(leaf.shape))
+        place += size
+    return out
+
+
+def _name(number: int) -> str:
+    return f"array_{number:04d}"
 
 
 def _checksum(array: np.ndarray) -> int:
