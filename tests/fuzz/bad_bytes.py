@@ -88,7 +88,7 @@ _NAMES = [
     "u.data",
     "set/ratings.csv",
     "../ratings.dat",
-    "/etc/x",
+    "/tmp/bilevax-escaped",
     "C:\\x",
     "a/../../b",
     "..",
