@@ -44,9 +44,9 @@ FULL_DISK = """
     test_checkpoint.CASE = Quadratic(m=40, rows=7, d_y=24, d_x=3)
 
     def fill(problem, state):
-        if state.step == 100:
+        if state.step >= 100:  # again and again: a deleted checkpoint makes room
             try:
-                with (folder / "filler").open("wb", buffering=0) as file:
+                with (folder / "filler").open("ab", buffering=0) as file:
                     while True:
                         file.write(bytes(4096))
             except OSError:
@@ -54,7 +54,7 @@ FULL_DISK = """
         return 0.0
 
     try:
-        options = {{"save_every": 10, "keep": {keep}, "metrics": {{"fill": fill}}}}
+        options = {{"save_every": 10, "every": 10, "keep": {keep}, "metrics": {{"fill": fill}}}}
         run(SOLVERS["BSVRBv1"], checkpoint=folder / "run", **options)
     except bx.CheckpointError as error:
         print(error)
