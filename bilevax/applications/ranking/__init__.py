@@ -8,6 +8,8 @@ from bilevax.applications.ranking.methods import BILEVEL, METHODS, Settings, mak
 from bilevax.applications.ranking.models import MF, Model, NeuMF
 from bilevax.applications.ranking.objective import make_problem
 from bilevax.applications.ranking.ratings import Ratings
+from bilevax.applications.ranking.recommender import TopKRecommender
+from bilevax.applications.ranking.side_by_side import Trainings, train_many
 from bilevax.applications.ranking.start import start_levels
 from bilevax.applications.ranking.surrogates import Logistic, Sigmoid, SquaredHinge, Surrogate
 from bilevax.applications.ranking.training import Trained, train
@@ -31,7 +33,9 @@ __all__ = [
     "Sigmoid",
     "SquaredHinge",
     "Surrogate",
+    "TopKRecommender",
     "Trained",
+    "Trainings",
     "evaluate",
     "hold_out",
     "make_list_problem",
@@ -40,4 +44,5 @@ __all__ = [
     "start_levels",
     "summarize",
     "train",
+    "train_many",
 ]

@@ -11,6 +11,8 @@ from jax import Array
 
 from bilevax import checks
 
+_LARGEST = 30  # 2^r − 1 is still far from the limits of a float
+
 
 class Ratings(eqx.Module):
     """Who rated what, and how: user u owns the pairs offsets[u] to offsets[u + 1], sorted by item.
@@ -56,9 +58,10 @@ class Ratings(eqx.Module):
             raise ValueError(
                 f"items must lie in 0..{item_count - 1}, got {column.min()} to {column.max()}: renumber them"
             )
-        if not (np.isfinite(value) & (value >= 0)).all():
+        if not (np.isfinite(value) & (value >= 0) & (value <= _LARGEST)).all():
             raise ValueError(
-                "values must be finite and not negative: a gain 2^r − 1 is made of each rating r"
+                f"values must lie in 0..{_LARGEST}, as a gain 2^r − 1 is made of each rating r, got "
+                f"{value.min()} to {value.max()}: rescale them"
             )
         rows = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
         order = np.lexsort((column, rows))

@@ -75,6 +75,7 @@ def train_many(
     epochs: int,
     dev: Held,
     test: Held | None = None,
+    x0: PyTree = None,
     warm_up: int = 0,
     every: int = 5,
     watch: str = "ndcg@10",
@@ -92,6 +93,7 @@ def train_many(
       epochs: how often every user is visited.
       dev: development data.
       test: test data, looked at once, at every run's best epoch.
+      x0: where the parameters of the R runs start, with leading axis R; left out, `model.start` of each key.
       warm_up: epochs of softmax cross-entropy before that.
       every: epochs between two measurements.
       watch: the metric to choose by.
@@ -121,6 +123,7 @@ def train_many(
     programs = _Programs(model, settings, per_epoch, epochs, watch, cutoff)
     began = time.perf_counter()
     x, keys = programs.begin(keys)
+    x = x if x0 is None else x0
     if warm_up:
         problem, _ = make_method(WARM_UP, ratings, model, settings, 1)
         states = programs.start(WARM_UP, problem, columns, x, keys)

@@ -1,0 +1,329 @@
+"""A recommender: from a table of who rated what to the items that each user should see next."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from bilevax import checks
+from bilevax.applications.ranking.evaluation import hold_out
+from bilevax.applications.ranking.methods import Settings, checked_method
+from bilevax.applications.ranking.models import MF, NeuMF
+from bilevax.applications.ranking.ratings import Ratings
+from bilevax.applications.ranking.stored import load_arrays, save_arrays
+from bilevax.applications.ranking.training import Trained, parse_metric, train
+from bilevax.data import Interactions, load_interactions, make_interactions, split_last
+from bilevax.progress import Choice, Progress
+
+PyTree = Any
+
+MODELS: dict[str, Any] = {"neumf": NeuMF, "mf": MF}
+
+
+class TopKRecommender:
+    """Learns to rank items for users, for the top of the list.
+
+    Args:
+      method: one of `METHODS`; "k-song" is the bilevel method that costs least.
+      model: "neumf" or "mf".
+      width: the length of the model's vectors.
+      dropout: of "neumf".
+      epochs: how often every user is visited, at most.
+      warm_up: epochs of softmax cross-entropy before that.
+      held_out: how many of each user's last items are held out to choose the best epoch by; 0 trains on all,
+        for all epochs. Users with so few items that none would be left keep them all.
+      watch: the metric to choose by.
+      every: epochs between two measurements.
+      patience: measurements without a better one after which training stops; None never stops early.
+      seed: of everything random.
+      settings: numbers of the method by name, see `Settings`. A cutoff left out is at most half of the items.
+
+    Attributes:
+      history_: what was measured in training.
+      best_epoch_: the epoch whose parameters are kept.
+
+    Example:
+      >>> from bilevax.applications.ranking import TopKRecommender
+      >>> from bilevax.data import generate
+      >>> table = generate.interactions(30, 40, 600, seed=0).table
+      >>> small = {"users_per_step": 10, "negatives": 10, "cutoff": 20, "learning_rate": 0.01}
+      >>> recommender = TopKRecommender(model="mf", width=4, epochs=2, held_out=2, every=1, settings=small)
+      >>> recommender = recommender.fit(table, progress=None)
+      >>> [len(recommender.recommend(user, k=3)) for user in (0, 29)]
+      [3, 3]
+    """
+
+    def __init__(
+        self,
+        method: str = "k-song",
+        *,
+        model: str = "neumf",
+        width: int = 64,
+        dropout: float = 0.0,
+        epochs: int = 200,
+        warm_up: int = 0,
+        held_out: int = 5,
+        watch: str = "ndcg@10",
+        every: int = 5,
+        patience: int | None = 10,
+        seed: int = 0,
+        settings: dict[str, Any] | None = None,
+    ):
+        self.method = checked_method(method)
+        if model not in MODELS:
+            raise ValueError(f"model must be one of {list(MODELS)}, got {model!r}")
+        self.model = model
+        self.width = checks.whole_number("width", width, 1)
+        self.dropout = dropout
+        self.epochs = checks.whole_number("epochs", epochs, 1)
+        self.warm_up = checks.whole_number("warm_up", warm_up, 0)
+        self.held_out = checks.whole_number("held_out", held_out, 0)
+        parse_metric(watch)
+        self.watch = watch
+        self.every = checks.whole_number("every", every, 1)
+        self.patience = None if patience is None else checks.whole_number("patience", patience, 1)
+        self.seed = checks.whole_number("seed", seed, 0)
+        self.settings = dict(settings or {})
+        Settings().replace(**self.settings)
+        self._fitted: _Fitted | None = None
+        self.history_: Any = None
+        self.best_epoch_: float | None = None
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> TopKRecommender:
+        """A recommender configured by a .toml or .json file with the arguments of the class.
+
+        Raises:
+          ValueError: if the file is of another kind, or names an argument that there is not.
+        """
+        path = Path(path)
+        if path.suffix not in (".toml", ".json"):
+            raise ValueError(f"a configuration must be a .toml or .json file, got {path.name}")
+        text = path.read_text(encoding="utf-8")
+        arguments = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        known = _arguments(cls())
+        unknown = sorted(set(arguments) - set(known))
+        if unknown:
+            raise ValueError(f"{path.name}: arguments must be among {sorted(known)}, got {unknown}")
+        return cls(**arguments)
+
+    def fit(
+        self,
+        table: Any,
+        *,
+        progress: Choice | Progress | None = "auto",
+        seconds: float | None = None,
+        checkpoint: str | Path | None = None,
+        resume: bool = False,
+    ) -> TopKRecommender:
+        """Trains on a table of interactions.
+
+        Args:
+          table: `bilevax.data.Interactions`; a path or the name of a known data set; a pandas frame or a dict
+            with the columns user and item, and if there are any rating and time.
+          progress: as in `bx.minimize`.
+          seconds: stop after about so much time.
+          checkpoint: a directory for checkpoints.
+          resume: go on from the latest checkpoint, if there is one.
+
+        Returns:
+          The recommender itself.
+
+        Raises:
+          DataError: if the table cannot be used: duplicate pairs, ratings that are not numbers, no rows.
+          ValueError: if a size of the settings does not fit the table.
+        """
+        table = as_interactions(table)
+        settings = Settings().replace(**self.settings)
+        if "cutoff" not in self.settings:
+            settings = settings.replace(cutoff=min(settings.cutoff, max(1, table.items // 2)))
+        settings = settings.replace(users_per_step=min(settings.users_per_step, table.users))
+        _, cutoff = parse_metric(self.watch)
+        if self.held_out and cutoff > table.items:
+            raise ValueError(
+                f"watch must have a cutoff of at most the {table.items} items, got {self.watch!r}"
+            )
+        everything = Ratings.of(table.csr())
+        ratings, dev = everything, None
+        if self.held_out:
+            parts = split_last(table, self.held_out, 0, short="train")
+            ratings = Ratings.of(parts.train)
+            dev = hold_out(Ratings.of(parts.dev, empty_users=True), [ratings])
+        model = self._make_model(table.users, table.items)
+        trained = train(
+            ratings,
+            model,
+            self.method,
+            settings,
+            key=jax.random.key(self.seed),
+            epochs=self.epochs,
+            warm_up=self.warm_up,
+            dev=dev,
+            watch=self.watch,
+            every=self.every,
+            patience=self.patience if dev is not None else None,
+            progress=progress,
+            seconds=seconds,
+            checkpoint=checkpoint,
+            resume=resume,
+        )
+        self._keep(trained)
+        self._fitted = _Fitted(
+            model,
+            trained.x,
+            table.user_ids,
+            table.item_ids,
+            np.asarray(everything.offsets),
+            np.asarray(everything.items),
+        )
+        return self
+
+    def recommend(self, user: Any, k: int = 10, *, seen: bool = False) -> list[tuple[Any, float]]:
+        """The k items that a user should see next, the best first.
+
+        Args:
+          user: the user's id, as in the table.
+          k: how many; a user who has fewer unseen items gets those.
+          seen: whether items of the table that the user had may be among them.
+
+        Returns:
+          Pairs of an item's id and its score.
+
+        Raises:
+          KeyError: if the user is not known.
+          ValueError: if k exceeds the number of items.
+        """
+        fitted = self._require()
+        k = checks.whole_number("k", k, 1, len(fitted.item_ids))
+        code = fitted.user_code(user)
+        scores = np.array(_catalogue_scores(fitted.model, fitted.x, code, len(fitted.item_ids)))
+        own = fitted.items[fitted.offsets[code] : fitted.offsets[code + 1]]
+        if not seen:
+            scores[own] = -np.inf
+        best = np.argsort(-scores, kind="stable")[: k if seen else min(k, len(scores) - len(own))]
+        return [(fitted.item_ids[item].item(), float(scores[item])) for item in best]
+
+    def score(self, user: Any, items: Any) -> np.ndarray:
+        """The scores of some items for a user; higher is better.
+
+        Raises:
+          KeyError: if the user or an item is not known.
+        """
+        fitted = self._require()
+        code = fitted.user_code(user)
+        places = np.array([fitted.item_code(item) for item in items], int)
+        return np.asarray(_catalogue_scores(fitted.model, fitted.x, code, len(fitted.item_ids)))[places]
+
+    def save(self, path: str | Path) -> None:
+        """Writes the recommender to one .npz file of plain arrays and JSON."""
+        fitted = self._require()
+        about = {
+            "arguments": _arguments(self),
+            "best_epoch": self.best_epoch_,
+            "history": getattr(self.history_, "entries", None),
+        }
+        arrays = {name: getattr(fitted, name) for name in ("user_ids", "item_ids", "offsets", "items")}
+        save_arrays(path, about, arrays | {f"x/{name}": array for name, array in fitted.x.items()})
+
+    @classmethod
+    def load(cls, path: str | Path) -> TopKRecommender:
+        """Reads what `save` wrote.
+
+        Raises:
+          ValueError: if the file is not one of a recommender.
+        """
+        about, arrays = load_arrays(path)
+        recommender = cls(**about["arguments"])
+        model = recommender._make_model(len(arrays["user_ids"]), len(arrays["item_ids"]))
+        x = {name[2:]: jnp.asarray(array) for name, array in arrays.items() if name.startswith("x/")}
+        expected = jax.tree.map(lambda a: a.shape, jax.eval_shape(model.start, jax.random.key(0)))
+        if jax.tree.map(lambda a: a.shape, x) != expected:
+            raise ValueError(f"{path}: the parameters do not fit the model {recommender.model!r}")
+        recommender._fitted = _Fitted(
+            model, x, *(arrays[name] for name in ("user_ids", "item_ids", "offsets", "items"))
+        )
+        recommender.best_epoch_ = about["best_epoch"]
+        return recommender
+
+    def _make_model(self, users: int, items: int) -> Any:
+        extra = {"dropout": self.dropout} if self.model == "neumf" else {}
+        return MODELS[self.model](users, items, self.width, **extra)
+
+    def _keep(self, trained: Trained) -> None:
+        self.history_, self.best_epoch_ = trained.history, trained.epoch
+
+    def _require(self) -> _Fitted:
+        if self._fitted is None:
+            raise RuntimeError("the recommender must be fitted first: call fit(table)")
+        return self._fitted
+
+
+@dataclasses.dataclass(frozen=True)
+class _Fitted:
+    model: Any
+    x: PyTree
+    user_ids: np.ndarray
+    item_ids: np.ndarray
+    offsets: np.ndarray
+    items: np.ndarray
+
+    def user_code(self, user: Any) -> int:
+        return _code("user", user, self.user_ids)
+
+    def item_code(self, item: Any) -> int:
+        return _code("item", item, self.item_ids)
+
+
+def as_interactions(table: Any) -> Interactions:
+    """A table in any of the forms that `fit` takes."""
+    if isinstance(table, Interactions):
+        return table
+    if isinstance(table, (str, Path)):
+        return load_interactions(table)
+    try:
+        present = {name for name in ("user", "item", "rating", "time") if name in table}
+        columns: dict[str, Any] = {name: np.asarray(table[name]) for name in present}
+    except (TypeError, KeyError, IndexError) as error:
+        raise TypeError(
+            "table must be Interactions, a path, a frame or a dict with the columns user and item, got "
+            f"{type(table).__name__}"
+        ) from error
+    missing = {"user", "item"} - present
+    if missing:
+        raise ValueError(f"table must have the columns user and item, got none called {sorted(missing)}")
+    return make_interactions(**columns)
+
+
+def _code(kind: str, one: Any, ids: np.ndarray) -> int:
+    known = f"an id of the table, such as {ids[0].item()!r}"
+    if isinstance(one, str) != (ids.dtype.kind == "U"):
+        raise KeyError(f"{kind} must be {known}, got {one!r}")
+    place = int(np.searchsorted(ids, one))
+    if place >= len(ids) or ids[place] != one:
+        raise KeyError(f"{kind} must be {known}, got {one!r}, which the table does not have")
+    return place
+
+
+def _catalogue_scores(model: Any, x: PyTree, user: int, items: int) -> Array:
+    return _score(model, x, jnp.asarray(user), items)
+
+
+@jax.jit(static_argnums=(0, 3))
+def _score(model: Any, x: PyTree, user: Array, items: int) -> Array:
+    return model.score(x, user, jnp.arange(items))
+
+
+def _arguments(recommender: TopKRecommender) -> dict[str, Any]:
+    names = (
+        "method", "model", "width", "dropout", "epochs", "warm_up", "held_out", "watch", "every", "patience",
+        "seed", "settings",
+    )  # fmt: skip
+    return {name: getattr(recommender, name) for name in names}

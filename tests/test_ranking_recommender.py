@@ -1,0 +1,224 @@
+"""The recommender, from a table to recommendations; and the training loop below it."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bilevax as bx
+from bilevax.applications.ranking import (
+    METHODS,
+    MF,
+    Ratings,
+    Settings,
+    TopKRecommender,
+    evaluate,
+    hold_out,
+    make_method,
+    summarize,
+    train,
+    train_many,
+)
+from bilevax.data import DataError, generate, make_interactions, split_last
+
+SMALL = {
+    "users_per_step": 20,
+    "positives": 4,
+    "negatives": 12,
+    "cutoff": 15,
+    "learning_rate": 0.02,
+    "weight_decay": 0.01,
+}
+
+
+@pytest.fixture(scope="module")
+def table():
+    return generate.interactions(40, 150, 1200, seed=0).table
+
+
+@pytest.fixture(scope="module")
+def parts(table):
+    split = split_last(table, 2, 2)
+    train_part, dev, test = (
+        Ratings.of(part, empty_users=True) for part in (split.train, split.dev, split.test)
+    )
+    return train_part, dev, test
+
+
+@pytest.fixture(scope="module")
+def fitted(table):
+    recommender = TopKRecommender(model="mf", width=4, epochs=4, every=2, held_out=2, settings=SMALL)
+    return recommender.fit(table, progress=None)
+
+
+@pytest.mark.parametrize("method", ["k-song", "lambdarank"])
+def test_training_beats_what_it_starts_from(parts, method):
+    ratings, dev, _ = parts
+    model, held = MF(40, 150, 8), hold_out(dev, [ratings])
+    key = jax.random.key(0)
+    x0 = model.start(key)
+    before = summarize(evaluate(model, x0, held, (10,)))["ndcg@10"]
+    found = train(
+        ratings,
+        model,
+        method,
+        Settings(**SMALL),
+        key=key,
+        epochs=30,
+        x0=x0,
+        dev=held,
+        every=10,
+        progress=None,
+    )
+    after = summarize(evaluate(model, found.x, held, (10,)))["ndcg@10"]
+    assert after > before + 0.03
+    assert 1 - float(np.min(found.history["missed ndcg@10"])) == pytest.approx(after, abs=1e-6)
+    assert found.outcome is bx.Outcome.FINISHED
+
+
+def test_runs_side_by_side_are_the_runs_one_by_one(parts):
+    ratings, dev, test = parts
+    model, settings = MF(40, 150, 4), Settings(**SMALL)
+    arguments = {"epochs": 4, "every": 2, "dev": hold_out(dev, [ratings]), "cutoffs": (10,)}
+    keys = jax.random.split(jax.random.key(1), 2)
+    both = train_many(
+        ratings, model, "song", settings, {"beta": [0.9, 0.5]}, keys=keys,
+        test=hold_out(test, [ratings, dev]), **arguments,
+    )  # fmt: skip
+    alone = train_many(ratings, model, "song", settings, {"beta": [0.5]}, keys=keys[1:], **arguments)
+    np.testing.assert_allclose(both.dev[1], alone.dev[0], rtol=1e-4)
+    assert both.test["ndcg@10"].shape == (2, 40)
+    assert both.means("ndcg@10").shape == (2,)
+    assert not np.array_equal(both.dev[0], both.dev[1])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_is_a_problem_and_a_solver_that_take_a_step(parts, method):
+    ratings, model = parts[0], MF(40, 150, 2)
+    problem, solver = make_method(method, ratings, model, Settings(**SMALL), steps=70)
+    levels = {
+        name: None if name == "nothing" else jnp.ones(problem.slots_of(name)) for name in problem.levels
+    }
+    x = model.start(jax.random.key(0))
+
+    def two_steps(key):
+        plan = {"blocks_per_step": 20, "batch_size": 12, "initial_batch_size": 0}
+        return bx.advance(problem, solver, solver.init(problem, x, levels, key=key, **plan), 2)
+
+    shapes = jax.eval_shape(two_steps, jax.random.key(0))
+    assert jax.tree.map(lambda a: a.shape, shapes.x) == jax.tree.map(lambda a: a.shape, x)
+    if method == "re-bsvrb v1":
+        assert solver.steps == 70
+
+
+def test_recommendations_are_unseen_items_the_best_first(table, fitted):
+    for user in (0, 17):
+        found = fitted.recommend(user, k=5)
+        seen = set(table.item_ids[table.item[table.user == user]].tolist())
+        items, scores = zip(*found, strict=True)
+        assert len(set(items)) == 5
+        assert not seen & set(items)
+        assert list(scores) == sorted(scores, reverse=True)
+        np.testing.assert_allclose(fitted.score(user, items), scores, rtol=1e-6)
+        rest = [item for item in table.item_ids.tolist() if item not in seen and item not in items]
+        assert np.max(fitted.score(user, rest)) <= scores[-1]
+    assert len(fitted.recommend(0, k=150)) == 150 - int((table.user == 0).sum())
+    assert len(fitted.recommend(0, k=150, seen=True)) == 150
+
+
+def test_what_is_saved_is_what_is_loaded(fitted, tmp_path):
+    fitted.save(tmp_path / "recommender.npz")
+    again = TopKRecommender.load(tmp_path / "recommender.npz")
+    assert again.recommend(3, k=7) == fitted.recommend(3, k=7)
+    assert again.settings == fitted.settings
+    assert again.best_epoch_ == fitted.best_epoch_
+    (tmp_path / "other.npz").write_bytes(b"nothing of the kind")
+    with pytest.raises(ValueError, match=r"must be a file that save\(\) wrote"):
+        TopKRecommender.load(tmp_path / "other.npz")
+    np.savez(tmp_path / "plain.npz", a=np.zeros(3))
+    with pytest.raises(ValueError, match=r"must be a file that save\(\) wrote"):
+        TopKRecommender.load(tmp_path / "plain.npz")
+
+
+def test_strings_as_ids_and_tables_without_ratings():
+    rng = np.random.default_rng(0)
+    users = np.repeat([f"user {n}" for n in range(12)], 8)
+    items = np.concatenate([rng.choice([f"i{n}" for n in range(20)], 8, replace=False) for _ in range(12)])
+    recommender = TopKRecommender(
+        "softmax", model="mf", width=2, epochs=1, held_out=0, settings={"negatives": 5}
+    )
+    recommender.fit({"user": users, "item": items}, progress=None)
+    found = recommender.recommend("user 3", k=4)
+    assert all(isinstance(item, str) for item, _ in found)
+    assert not {item for item, _ in found} & set(items[users == "user 3"])
+
+
+def test_a_configuration_may_be_a_file(tmp_path):
+    (tmp_path / "a.toml").write_text('method = "song"\nepochs = 3\n[settings]\nalpha = 0.2\n')
+    one = TopKRecommender.from_file(tmp_path / "a.toml")
+    assert (one.method, one.epochs, one.settings) == ("song", 3, {"alpha": 0.2})
+    (tmp_path / "b.json").write_text(json.dumps({"method": "softmax", "depth": 3}))
+    with pytest.raises(ValueError, match=r"arguments must be among .*got \['depth'\]"):
+        TopKRecommender.from_file(tmp_path / "b.json")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"method": "magic"}, ValueError, "method must be one of"),
+        ({"model": "tree"}, ValueError, "model must be one of"),
+        ({"watch": "f1@3"}, ValueError, "a metric must be one of"),
+        ({"watch": "ndcg"}, ValueError, "a metric must be one of"),
+        ({"epochs": 0}, ValueError, "epochs must be at least 1, got 0"),
+        ({"settings": {"lr": 1.0}}, TypeError, r"settings must be among .* got \['lr'\]"),
+    ],
+)
+def test_bad_arguments_are_refused_at_once(arguments, error, words):
+    with pytest.raises(error, match=words):
+        TopKRecommender(**arguments)
+
+
+def test_bad_questions_are_refused(fitted):
+    with pytest.raises(KeyError, match=r"user must be an id of the table.*got 4000, which the table"):
+        fitted.recommend(4000)
+    with pytest.raises(KeyError, match=r"user must be an id of the table.*got 'al'"):
+        fitted.recommend("al")
+    with pytest.raises(KeyError, match="item must be an id of the table"):
+        fitted.score(0, [10**6])
+    with pytest.raises(ValueError, match="k must be between 1 and 150, got 151"):
+        fitted.recommend(0, k=151)
+    with pytest.raises(RuntimeError, match="must be fitted first"):
+        TopKRecommender().recommend(0)
+
+
+def test_bad_tables_are_refused():
+    recommender = TopKRecommender("softmax", model="mf", epochs=1, held_out=2)
+    with pytest.raises(DataError, match="repeat a pair"):
+        recommender.fit({"user": [0, 0], "item": [1, 1]}, progress=None)
+    with pytest.raises(ValueError, match="columns user and item, got none called"):
+        recommender.fit({"user": [0, 0]}, progress=None)
+    with pytest.raises(TypeError, match="table must be Interactions"):
+        recommender.fit(3, progress=None)
+    many = make_interactions(np.repeat(np.arange(3), 20), np.tile(np.arange(20), 3), rating=np.full(60, 90.0))
+    with pytest.raises(ValueError, match=r"values must lie in 0\.\.30"):
+        recommender.fit(many, progress=None)
+    few = make_interactions([0, 0, 1], [0, 1, 2])
+    with pytest.raises(ValueError, match="cutoff of at most the 3 items, got 'ndcg@10'"):
+        recommender.fit(few, progress=None)
+    with pytest.raises(DataError, match="users have less than"):
+        TopKRecommender("softmax", model="mf", epochs=1, held_out=5, watch="ndcg@2").fit(few, progress=None)
+
+
+def test_training_that_cannot_be_watched_is_refused(parts):
+    ratings, model = parts[0], MF(40, 150, 2)
+    with pytest.raises(ValueError, match="patience needs dev"):
+        train(ratings, model, key=jax.random.key(0), patience=3)
+    with pytest.raises(TypeError, match=r"x0 must be given for a model without start\(key\)"):
+        train(ratings, type("Silent", (), {"score": None})(), key=jax.random.key(0))
+    with pytest.raises(ValueError, match=r"numbers\['beta'\] must have one entry per key, 1"):
+        train_many(
+            ratings, model, "song", None, {"beta": [1.0, 0.5]}, keys=jax.random.split(jax.random.key(0), 1),
+            epochs=1, dev=hold_out(parts[1], [ratings]),
+        )  # fmt: skip
