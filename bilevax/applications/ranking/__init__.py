@@ -7,6 +7,7 @@ from bilevax.applications.ranking.losses import LOSSES, make_list_problem
 from bilevax.applications.ranking.methods import BILEVEL, METHODS, Settings, make_method
 from bilevax.applications.ranking.models import MF, Model, NeuMF
 from bilevax.applications.ranking.objective import make_problem
+from bilevax.applications.ranking.popularity import Popularity
 from bilevax.applications.ranking.ratings import Ratings
 from bilevax.applications.ranking.recommender import TopKRecommender
 from bilevax.applications.ranking.side_by_side import Trainings, train_many
@@ -28,6 +29,7 @@ __all__ = [
     "Logistic",
     "Model",
     "NeuMF",
+    "Popularity",
     "Ratings",
     "Settings",
     "Sigmoid",

@@ -54,4 +54,5 @@ def relaxed_sort(scores: Array, temperature: Any, passes: int = _PASSES) -> Arra
         matrix = matrix / jnp.maximum(jnp.sum(matrix, axis=0, keepdims=True), 1e-10)
         return matrix / jnp.maximum(jnp.sum(matrix, axis=1, keepdims=True), 1e-10), None
 
-    return jax.lax.scan(scale, matrix, None, length=passes)[0]
+    # Done again in the reverse pass: what every pass divides by would fill the memory.
+    return jax.lax.scan(jax.checkpoint(scale), matrix, None, length=passes)[0]

@@ -69,7 +69,7 @@ def train_many(
     model: Any,
     method: str,
     settings: Settings | None = None,
-    numbers: Mapping[str, Sequence[float]] | None = None,
+    numbers: Mapping[str, Sequence[float] | np.ndarray] | None = None,
     *,
     keys: Array,
     epochs: int,

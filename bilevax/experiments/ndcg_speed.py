@@ -1,0 +1,172 @@
+"""How long an epoch and an evaluation take, and how much memory they need: compilation apart, medians."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bilevax.applications.ranking import NeuMF, make_method
+from bilevax.applications.ranking import Settings as Numbers
+from bilevax.applications.ranking.evaluation import mean_metrics
+from bilevax.applications.ranking.training import steps_per_epoch
+from bilevax.chunks import compiled_chunk, compiled_init, numbers_as_arrays
+from bilevax.experiments.ndcg import CUTOFFS, Parts, load_parts, tuned
+from bilevax.experiments.report import Report, markdown
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What is timed.
+
+    Attributes:
+      data: a data set of `bilevax.data.load_interactions`.
+      methods: whose epochs.
+      users_per_step: I.
+      repeats: how many epochs, of which the median is taken.
+      width: of the model's vectors.
+      users: use only the first so many users; None takes all.
+    """
+
+    data: str = "ml-1m"
+    methods: tuple[str, ...] = ("song", "k-song", "bsvrb v1", "lambdarank")
+    users_per_step: int = 256
+    repeats: int = 5
+    width: int = 64
+    users: int | None = None
+
+
+def measure(settings: Settings, folder: str | Path, *, quick: bool = False) -> list[dict[str, Any]]:
+    """Times every method's epochs, and the evaluation of dev and test data; writes `speed.md` to a folder.
+
+    Returns:
+      The rows of the table.
+    """
+    report = Report(folder, settings, quick=quick)
+    parts = load_parts(settings.data, 1, settings.users)
+    model = NeuMF(parts.train.users, parts.train.item_count, settings.width)
+    shape = {
+        "users": parts.train.users,
+        "items": parts.train.item_count,
+        "training ratings": parts.train.pairs,
+    }
+    report.fact("shape", shape)
+    rows = [_time_evaluation(parts, model, settings)]
+    for method in settings.methods:
+        rows.append(_time_epochs(method, parts, model, settings))
+        print(json.dumps(rows[-1]), flush=True)
+    text = f"# {settings.data}: {shape}\n\n{markdown(rows)}\n"
+    (report.folder / "speed.md").write_text(text, encoding="utf-8")
+    (report.folder / "speed.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    print(text)
+    report.finish()
+    return rows
+
+
+def _time_epochs(method: str, parts: Parts, model: Any, settings: Settings) -> dict[str, Any]:
+    fixed = {k: v for k, v in tuned(settings.data, method).items() if k in ("negatives", "surrogate")}
+    numbers = Numbers().replace(**fixed, users_per_step=min(settings.users_per_step, parts.train.users))
+    per_epoch = steps_per_epoch(parts.train, numbers)
+    problem, solver = make_method(method, parts.train, model, numbers, per_epoch * 100)
+    # Where the levels start is of no matter for the time a step takes.
+    y0 = {name: None if name == "nothing" else jnp.ones(problem.slots_of(name)) for name in problem.levels}
+    plan = {
+        "blocks_per_step": numbers.users_per_step,
+        "batch_size": numbers.negatives,
+        "initial_batch_size": 0,
+    }
+    x0 = model.start(jax.random.key(0))
+    began = time.perf_counter()
+    state = compiled_init(solver, problem, x0, y0, jax.random.key(1), **plan)
+    inputs = (numbers_as_arrays(solver), problem)
+    state, total = compiled_chunk(inputs, state, 1)
+    jax.block_until_ready(state)
+    compiled = time.perf_counter() - began
+    del x0, y0
+
+    def epoch() -> None:
+        nonlocal state, total
+        state, total = compiled_chunk(inputs, state, per_epoch)
+        jax.block_until_ready(state)
+
+    seconds = _repeat(epoch, settings.repeats)
+    if not np.isfinite(float(total.high)):
+        raise FloatingPointError(f"{method} diverged while it was timed: the times mean nothing")
+    return {
+        "what": f"epoch of {method}",
+        "steps": per_epoch,
+        "seconds": float(np.median(seconds)),
+        "least": min(seconds),
+        "most": max(seconds),
+        "ms per step": 1000 * float(np.median(seconds)) / per_epoch,
+        "compile s": compiled,
+        "peak GiB": _peak(),
+    }
+
+
+def _time_evaluation(parts: Parts, model: Any, settings: Settings) -> dict[str, Any]:
+    x = model.start(jax.random.key(0))
+    cutoffs = tuple(k for k in CUTOFFS if k <= parts.train.item_count)
+
+    def both() -> None:
+        jax.block_until_ready(
+            [mean_metrics(model, x, held, cutoffs) for held in (parts.held_dev, parts.held_test)]
+        )
+
+    began = time.perf_counter()
+    both()
+    compiled = time.perf_counter() - began
+    seconds = _repeat(both, settings.repeats)
+    return {
+        "what": "evaluation of dev and test",
+        "steps": 2 * parts.held_dev.users.shape[0],
+        "seconds": float(np.median(seconds)),
+        "least": min(seconds),
+        "most": max(seconds),
+        "ms per step": 1000 * float(np.median(seconds)) / (2 * parts.held_dev.users.shape[0]),
+        "compile s": compiled,
+        "peak GiB": _peak(),
+    }
+
+
+def _repeat(work: Callable[[], None], times: int) -> list[float]:
+    out = []
+    for _ in range(times):
+        tick = time.perf_counter()
+        work()
+        out.append(time.perf_counter() - tick)
+    return out
+
+
+def _peak() -> float | None:
+    """The most memory that the device had in use so far; None where it does not tell."""
+    stats = jax.devices()[0].memory_stats() or {}
+    peak = stats.get("peak_bytes_in_use")
+    return None if peak is None else peak / 2**30
+
+
+def main() -> None:
+    """`python -m bilevax.experiments.ndcg_speed`: for machines without the command-line extras."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", default=Settings.data)
+    parser.add_argument("--methods", nargs="+", default=list(Settings.methods))
+    parser.add_argument("--users-per-step", type=int, default=Settings.users_per_step)
+    parser.add_argument("--repeats", type=int, default=Settings.repeats)
+    parser.add_argument("--users", type=int)
+    parser.add_argument("--out", default="results/ndcg-speed")
+    given: dict[str, Any] = vars(parser.parse_args())
+    folder = given.pop("out")
+    given["methods"] = tuple(given["methods"])
+    measure(Settings(**given), folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Settings of the ranking methods: equal numbers of random trials for each, side by side, judged on dev data.
+
+A trial is a draw from the method's ranges. Where a method has a choice of surrogates, its trials are divided
+among them: no method gets more trials than another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bilevax.applications.ranking import BILEVEL, METHODS, NeuMF, train_many
+from bilevax.applications.ranking import Settings as Numbers
+from bilevax.experiments.ndcg import Parts, load_parts, tuned
+from bilevax.experiments.report import Report
+
+Range = tuple[float, float]  # drawn evenly on a logarithmic scale
+
+COMMON: dict[str, Range] = {"learning_rate": (5e-4, 2e-3), "weight_decay": (0.1, 1.0)}
+TEMPERATURE: dict[str, Range] = {"temperature": (0.3, 2.0)}
+RANKS: dict[str, Range] = {"temperature": (0.3, 3.0), "alpha": (0.1, 0.8), "beta": (0.3, 1.0)}
+THRESHOLDS: dict[str, Range] = {"gate": (0.3, 3.0), "softness": (0.05, 0.5)}
+CORRECTED: dict[str, Range] = {"gamma": (0.01, 1.0)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What tuning is run with.
+
+    Attributes:
+      data: a data set of `bilevax.data.load_interactions`.
+      methods: which methods to tune.
+      trials: per method.
+      epochs: of each trial.
+      warm_up: epochs of softmax cross-entropy that every bilevel method starts from.
+      every: epochs between two looks at the development data.
+      seed: of the trials; experiments use other seeds.
+      surrogates: the choices of the bilevel methods.
+      width: of the model's vectors.
+      users: use only the first so many users; None takes all.
+    """
+
+    data: str = "ml-1m"
+    methods: tuple[str, ...] = METHODS
+    trials: int = 24
+    epochs: int = 200
+    warm_up: int = 20
+    every: int = 20
+    seed: int = 1000
+    surrogates: tuple[str, ...] = ("squared hinge", "logistic", "sigmoid")
+    width: int = 64
+    users: int | None = None
+
+
+def ranges(method: str) -> dict[str, Range]:
+    """What is tuned of a method."""
+    if method not in BILEVEL:
+        return COMMON | TEMPERATURE
+    out = COMMON | RANKS
+    if method != "song":
+        out = out | THRESHOLDS
+    return out | CORRECTED if "bsvrb" in method else out
+
+
+def draw_trials(method: str, count: int, seed: int) -> dict[str, np.ndarray]:
+    """Random settings, as columns; the first trial is the middle of every range.
+
+    Example:
+      >>> columns = draw_trials("softmax", 4, seed=0)
+      >>> sorted(columns), len(columns["temperature"])
+      (['learning_rate', 'temperature', 'weight_decay'], 4)
+    """
+    random = np.random.default_rng(seed)
+    out = {}
+    for name, (low, high) in ranges(method).items():
+        place = np.r_[0.5, random.random(count - 1)]
+        out[name] = low * (high / low) ** place
+    return out
+
+
+def tune(settings: Settings, folder: str | Path, *, quick: bool = False) -> dict[str, dict[str, Any]]:
+    """Tunes every method, and writes all trials and the best of each to a folder.
+
+    Returns:
+      The best numbers by method, as `ndcg.run` takes them (`best.json`).
+
+    Raises:
+      ValueError: if the trials cannot be divided among the surrogates.
+    """
+    if settings.trials % len(settings.surrogates):
+        raise ValueError(
+            f"trials must be a multiple of the {len(settings.surrogates)} surrogates, got {settings.trials}"
+        )
+    report = Report(folder, settings, quick=quick)
+    best: dict[str, dict[str, Any]] = {}
+    rows: list[dict[str, Any]] = []
+    parts = load_parts(settings.data, settings.trials, settings.users)
+    model = NeuMF(parts.train.users, parts.train.item_count, settings.width)
+    warm = None
+    for method in settings.methods:
+        bilevel = method in BILEVEL
+        choices = settings.surrogates if bilevel else ("",)
+        count = settings.trials // len(choices)
+        if bilevel and settings.warm_up and warm is None:
+            warm = _warm_up(parts, model, settings)
+        for surrogate in choices:
+            began = time.perf_counter()
+            fixed = {"surrogate": surrogate} if surrogate else {}
+            fixed |= {k: v for k, v in tuned(settings.data, method).items() if k == "negatives"}
+            columns = draw_trials(method, count, settings.seed)
+            x0 = None
+            if bilevel and warm is not None:
+                x0 = jax.tree.map(lambda a, count=count: jnp.broadcast_to(a[0], (count, *a.shape[1:])), warm)
+            found = train_many(
+                parts.train,
+                model,
+                method,
+                Numbers().replace(**fixed),
+                columns,
+                keys=jax.random.split(jax.random.key(settings.seed), count),
+                epochs=settings.epochs,
+                dev=parts.held_dev,
+                x0=x0,
+                every=settings.every,
+            )
+            seconds = round(time.perf_counter() - began, 1)
+            reached = np.where(np.isfinite(found.dev), found.dev, 0).max(1)
+            for place, value in enumerate(reached):
+                numbers = {name: float(f"{column[place]:.4g}") for name, column in columns.items()}
+                row = {"method": method, "dev ndcg@10": float(value), "epoch": int(found.best_epoch[place])}
+                rows.append(row | fixed | numbers)
+            print(
+                f"{method} {surrogate}: best dev {reached.max():.4f} of {count} trials, {seconds} s",
+                flush=True,
+            )
+        mine = max((row for row in rows if row["method"] == method), key=lambda row: row["dev ndcg@10"])
+        best[method] = {k: v for k, v in mine.items() if k not in ("method", "dev ndcg@10", "epoch")}
+        _keep(report.folder, rows, best)
+    report.finish()
+    return best
+
+
+def _warm_up(parts: Parts, model: Any, settings: Settings) -> Any:
+    """One model, trained by softmax cross-entropy, that all trials of bilevel methods start from."""
+    numbers = Numbers().replace(**tuned(settings.data, "softmax"))
+    key = jax.random.split(jax.random.key(settings.seed), 1)
+    plan = {"epochs": settings.warm_up, "every": settings.warm_up, "dev": parts.held_dev}
+    return train_many(parts.train, model, "softmax", numbers, keys=key, **plan).x
+
+
+def _keep(folder: Path, rows: list[dict[str, Any]], best: dict[str, dict[str, Any]]) -> None:
+    """Writes what there is so far: an interrupted search leaves what it had."""
+    (folder / "trials.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    (folder / "best.json").write_text(json.dumps(best, indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """`python -m bilevax.experiments.ndcg_tune`: for machines without the command-line extras."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", default=Settings.data)
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--surrogates", nargs="+", default=list(Settings.surrogates))
+    for name in ("trials", "epochs", "warm_up", "every", "seed"):
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Settings, name))
+    parser.add_argument("--users", type=int)
+    parser.add_argument("--out", default="results/ndcg-tune")
+    given: dict[str, Any] = vars(parser.parse_args())
+    folder = given.pop("out")
+    for name in ("methods", "surrogates"):
+        given[name] = tuple(given[name])
+    tune(Settings(**given), folder)
+
+
+if __name__ == "__main__":
+    main()
