@@ -190,7 +190,7 @@ class TrackedHessian:
             # H at time t−1 is another matrix only where the slot was refreshed in step t−1.
             other = run_if(
                 jnp.any(visit.recent),
-                lambda: solve(visit.rows.previous, once_known(flat[1], solved)[..., None])[..., 0],
+                lambda: solve(visit.rows.previous, flat[1][..., None])[..., 0],
                 flat[1],
             )
             solved = solved.at[..., 1].set(jnp.where(visit.recent[:, None], other, solved[..., 1]))
@@ -200,9 +200,7 @@ class TrackedHessian:
         rows, rates = visit.rows, visit.rates
         samples = [hessians(look.problem, visit.name, point, look.sample) for point in look.points]
         tracked = track(rows.hessian, samples, rates.alpha_bar, rates.gamma_bar)
-        hessian, repaired = raise_eigenvalues(
-            once_known(tracked, flatten_slots(look.v[0][visit.name])), rates.floor
-        )
+        hessian, repaired = raise_eigenvalues(tracked, rates.floor)
         previous = rows.hessian if visit.corrected else None
         y = _refresh_y(visit, look)
         return Memory(y=y, hessian=hessian, previous=previous, visit=visit.stamped), repaired
@@ -223,12 +221,12 @@ def raise_eigenvalues(matrices: Array, floor: Array) -> tuple[Array, Array]:
     if size == 1:
         return jnp.maximum(symmetric, floor), jnp.sum(symmetric < floor, dtype=jnp.int32)
     shifted = symmetric - floor * jnp.eye(size, dtype=matrices.dtype)
-    low = one_by_one(lambda matrix: ~jnp.isfinite(_cholesky(matrix)[-1, -1]), shifted)
+    low = jax.vmap(one_by_one(lambda matrix: ~jnp.isfinite(_cholesky(matrix)[-1, -1])))(shifted)
 
     def lift(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         matrices, low = carry
         place = jnp.argmax(low)
-        values, vectors = jnp.linalg.eigh(matrices[place], symmetrize_input=False)
+        values, vectors = one_by_one(_eigh)(matrices[place])
         lifted = (vectors * jnp.maximum(values, floor)) @ vectors.T
         return matrices.at[place].set((lifted + lifted.T) / 2), low.at[place].set(False)
 
@@ -246,24 +244,16 @@ def solve(matrices: Array, right: Array) -> Array:
         half = jax.lax.linalg.triangular_solve(factor, right, left_side=True, lower=True)
         return jax.lax.linalg.triangular_solve(factor, half, left_side=True, lower=True, transpose_a=True)
 
-    return one_by_one(one, matrices, right)
+    return jax.vmap(one_by_one(one))(matrices, right)
 
 
-def one_by_one(function: Any, *arrays: Array) -> Array:
-    """function of each matrix: batched on an accelerator, in a loop on a CPU.
+def one_by_one(function: Any) -> Any:
+    """A function of one matrix that a vmap batches on an accelerator, and turns into a loop on a CPU.
 
     A batched factorisation on the CPU waits inside a worker thread for other workers to do its parts. Two
     of them at once on a machine with two cores wait for each other for ever.
     """
-    if jax.default_backend() == "cpu":
-        return jax.lax.map(lambda one: function(*one), arrays)
-    return jax.vmap(function)(*arrays)
-
-
-def once_known(array: Array, earlier: Array) -> Array:
-    """The array, but not before `earlier` is known (NaN if that is): keeps two factorisations apart."""
-    token = jnp.sum(earlier)
-    return array + jnp.where(token == token, 0, token).astype(array.dtype)
+    return jax.custom_batching.sequential_vmap(function) if jax.default_backend() == "cpu" else function
 
 
 def run_if(condition: Array, compute: Any, otherwise: Array) -> Array:
@@ -278,6 +268,11 @@ def _refresh_y(visit: Visit, look: Look) -> Moving:
     samples = [_minus(one.v[visit.name]) for one in look.gradients]
     s = track(visit.rows.y.slope, samples, rates.alpha, rates.gamma)
     return visit.move(look.points[0].y[visit.name], s, visit.clocks.y, rates.lower_step)
+
+
+def _eigh(matrix: Array) -> tuple[Array, Array]:
+    values, vectors = jnp.linalg.eigh(matrix, symmetrize_input=False)
+    return values, vectors
 
 
 def _cholesky(matrix: Array) -> Array:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from bilevax.curvature import one_by_one
 from bilevax.lagrangian import Point, hessians, over_blocks
 from bilevax.memory import gather
 from bilevax.problem import Argmin, Problem
@@ -81,7 +82,7 @@ def estimate_floor(
     """
     sample = _probe(problem, sampler)
     point = Point(x, {level: gather(y[level], sample.slots[level]) for level in y})
-    least = jnp.min(jnp.linalg.eigvalsh(hessians(problem, name, point, sample)))
+    least = jnp.min(jax.vmap(one_by_one(jnp.linalg.eigvalsh))(hessians(problem, name, point, sample)))
     return jnp.where(least > 1e-6 * smoothness, least / 2, 1e-3 * smoothness)
 
 
