@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 import platform
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -132,4 +133,5 @@ def _show(rows: Sequence[Mapping[str, Any]], columns: list[str], title: str, not
     table = Table(*columns, title=title, caption=note or None)
     for row in rows:
         table.add_row(*(_cell(row.get(name)) for name in columns))
-    Console().print(table)
+    # Off a terminal nothing is folded.
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
