@@ -1,0 +1,16 @@
+"""Applications of bilevax, built on its public names only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["ReweightedClassifier"]
+
+
+def __getattr__(name: str) -> Any:
+    # scikit-learn is optional, and slow to import: only who asks for the estimator needs it.
+    if name == "ReweightedClassifier":
+        from bilevax.applications.classifier import ReweightedClassifier
+
+        return ReweightedClassifier
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,333 @@
+r"""The weights of noisy rows, judged by cross-validation over the clean ones: a multi-block bilevel problem.
+
+Block (k, ρ) is a classifier with ridge ρ. It learns from the weighted noisy rows and from the clean rows that are
+not in fold k, and is judged on those in fold k:
+
+.. math::
+    \min_x \frac1m \sum_{k, \rho} \frac{1}{|V_k|} \sum_{j \in V_k} \ell(y_{k\rho}(x), j) + \text{prior}(x), \qquad
+    y_{k\rho}(x) = \arg\min_y \sum_{j \text{ noisy}} w_j(x)\, \ell(y, j) + \sum_{j \in V \setminus V_k} \ell(y, j)
+        + \frac{\rho}{2} \|y\|^2
+
+So F is the cross-validated loss of the very model that is fitted in the end, and x its hyper-parameters. A row's
+weight has something of its own and something that it shares, because few clean rows can teach little about one row:
+
+.. math:: w_j(x) = \sigma(a_j + \text{offset}_{c_j} + \text{slope} \cdot (a_j - \bar a) + \text{row}_j)
+
+where a_j is a guess (see `noise_model`) and c_j the row's label. A guess that was made with the help of clean rows
+knows something about them: so that F stays honest, the blocks of fold k start from a guess made without that fold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+from scipy.special import expit
+
+import bilevax as bx
+from bilevax.applications.linear import Linear
+from bilevax.applications.reweighting import as_rows, cross_entropy, products
+
+PyTree = Any
+
+SHIFT_DEVIATION = 1.0  # how far the noisy rows' logits may be shifted; see `linear.fit`
+_DEVIATION = 1.0  # the prior's, of offsets and slope
+_ROW_STEP = 0.05  # of the weights' own parts, in units in which their prior has curvature 1
+_LOOSE = 1e-6  # the ridge of intercepts
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How to run the bilevel problem.
+
+    Attributes:
+      steps: at most so many.
+      batch_size: noisy rows, and clean rows, per block and step.
+      learning_rate: of offsets and slope (Adam).
+      row_deviation: the prior's, of the weights' own parts (logits).
+      patience: entries of the history, of `every` steps each, without a better cross-validated loss.
+      every: steps between two entries.
+      progress: as in `bilevax.minimize`.
+      seed: of the run.
+    """
+
+    steps: int = 3000
+    batch_size: int = 64
+    learning_rate: float = 0.005
+    row_deviation: float = 0.5
+    patience: int = 8
+    every: int = 100
+    progress: Any = None
+    seed: int = 0
+
+
+class NoisyAndClean(bx.Rows):
+    """Batches of noisy rows and of clean rows outside the block's fold, as {"noisy": …, "clean": …}.
+
+    Arrays are padded to a few sizes, so that data of similar shape share one compilation; `count` and `offsets`
+    say what is not padding. The clean rows are sorted by fold.
+    """
+
+    noisy: PyTree
+    clean: PyTree
+    count: Array
+    offsets: Array
+    fold: Array
+
+    def draw(self, random: bx.Stream, blocks: Array, size: int | None) -> bx.Batch:
+        _check_size(size)
+        fold, shape = self.fold[blocks], (blocks.shape[0], size)
+        first, after = self.offsets[fold][:, None], self.offsets[fold + 1][:, None]
+        total = self.offsets[-1]
+        outside = (after + random.at(1).integers(shape, total - (after - first))) % total
+        inside = random.at(0).integers(shape, self.count)
+        return bx.Batch({"noisy": _take(self.noisy, inside), "clean": _take(self.clean, outside)})
+
+
+class HeldOut(bx.Rows):
+    """Batches of clean rows in the block's fold."""
+
+    clean: PyTree
+    offsets: Array
+    fold: Array
+
+    def draw(self, random: bx.Stream, blocks: Array, size: int | None) -> bx.Batch:
+        _check_size(size)
+        fold = self.fold[blocks]
+        first, after = self.offsets[fold][:, None], self.offsets[fold + 1][:, None]
+        return bx.Batch(_take(self.clean, first + random.integers((blocks.shape[0], size), after - first)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Learnt:
+    """What the bilevel run found.
+
+    Attributes:
+      weights: of the noisy rows, in (0, 1); one row for each guess.
+      history: of the run, with the cross-validated loss.
+      steps: how many were taken.
+    """
+
+    weights: np.ndarray
+    history: Any
+    steps: int
+
+
+def learn_weights(
+    noisy: tuple[Any, np.ndarray],
+    clean: tuple[Any, np.ndarray],
+    guess: np.ndarray,
+    fold: np.ndarray,
+    models: dict[tuple[int, float], Linear],
+    plan: Plan,
+) -> Learnt:
+    """Learns the weights of noisy rows.
+
+    Args:
+      noisy: rows, dense or scipy-sparse, and class codes.
+      clean: the same of the clean rows.
+      guess: (folds + 1, n), guesses at the weights, in (0, 1): one without each fold, and one with all clean rows.
+      fold: the fold of every clean row.
+      models: for every fold and ridge the model that fits the guess: where the blocks start from.
+      plan: how to run.
+
+    Returns:
+      The weights with the least cross-validated loss that was met.
+    """
+    problem = make_problem(noisy, clean, guess, fold, list(models), plan.row_deviation)
+    size = jax.tree.leaves(problem.lower_data[0].noisy)[0].shape[0]
+    width = len(next(iter(models.values())).intercept)
+    classes = 2 if width == 1 else width
+    x0 = {"offset": jnp.zeros(classes), "slope": jnp.zeros(()), "row": jnp.zeros(size)}
+    y0 = _stacked(list(models.values()), _width(noisy[0]))
+    result = bx.minimize(
+        problem,
+        bx.BSVRBv2(upper_step=_upper_step(plan.learning_rate), lower_step=_lower_step(noisy[0], classes)),
+        x0,
+        y0,
+        steps=plan.steps,
+        key=jax.random.key(plan.seed),
+        batch_size=plan.batch_size,
+        metrics={"cross-validated loss": lambda problem, state: cross_validated_loss(problem, state.y)},
+        every=min(plan.every, plan.steps),
+        patience=plan.patience,
+        watch="cross-validated loss",
+        progress=plan.progress,
+        throw=False,  # the best iterate of a run that diverges is as good as any
+    )
+    x = x0 if result.best is None else result.best.x
+    own = float(problem.blocks["row_scale"][0]) * np.asarray(x["row"])[: guess.shape[1]]
+    start = _logit(guess)
+    shared = np.asarray(x["offset"])[noisy[1]] + float(x["slope"]) * (start - start.mean(1, keepdims=True))
+    return Learnt(expit(start + shared + own), result.history, int(result.state.step))
+
+
+def make_problem(
+    noisy: tuple[Any, np.ndarray],
+    clean: tuple[Any, np.ndarray],
+    guess: np.ndarray,
+    fold: np.ndarray,
+    blocks: list[tuple[int, float]],
+    row_deviation: float,
+) -> bx.Problem:
+    """The bilevel problem of the module; the arguments are those of `learn_weights`, blocks (fold, ridge)."""
+    order = np.argsort(fold, kind="stable")
+    folds = int(fold.max()) + 1
+    offsets = np.searchsorted(fold[order], np.arange(folds + 1)).astype(np.int32)
+    n, k = guess.shape[1], len(fold)
+    start = _logit(guess[:folds]).T
+    noisy_rows = {
+        "row": as_rows(noisy[0], intercept=False),
+        "label": noisy[1].astype(np.int32),
+        "start": start.astype(np.float32),
+        "centred": (start - start.mean(0)).astype(np.float32),
+        "index": np.arange(n, dtype=np.int32),
+    }
+    clean_rows = {
+        "row": as_rows(clean[0][order], intercept=False, like=noisy[0]),
+        "label": clean[1][order].astype(np.int32),
+    }
+    for rows in (noisy_rows, clean_rows):
+        if "dense" in rows["row"]:
+            more = _width(noisy[0]) - noisy[0].shape[1]
+            rows["row"] = {"dense": np.pad(rows["row"]["dense"], ((0, 0), (0, more)))}
+    noisy_rows, clean_rows = _padded(noisy_rows, bucket(n, 1024)), _padded(clean_rows, bucket(k, 128))
+    of_block = np.array([one for one, _ in blocks], np.int32)
+    inside = np.diff(offsets)[of_block]
+
+    def constant(value: Any) -> np.ndarray:
+        return np.broadcast_to(np.float32(value), (len(blocks),)).copy()
+
+    constants = {
+        "fold": of_block,
+        "noisy_share": constant(n / (n + k)),
+        "clean_share": constant((k - inside) / (n + k)),
+        "ridge": constant(np.array([ridge for _, ridge in blocks]) / (n + k)),
+        "shift_ridge": constant(SHIFT_DEVIATION**-2.0 / (n + k)),
+        "prior": constant(_DEVIATION**-2.0 / k),
+        "row_scale": constant(row_deviation * k**0.5),
+    }
+    fold_of, bounds = jnp.asarray(of_block), jnp.asarray(offsets)
+    return bx.Problem(
+        upper=_upper,
+        lower=_lower,
+        blocks=constants,
+        upper_data=HeldOut(clean_rows, bounds, fold_of),
+        lower_data=NoisyAndClean(noisy_rows, clean_rows, jnp.asarray(n), bounds, fold_of),
+    )
+
+
+def row_weights(x: PyTree, rows: PyTree, block: PyTree) -> Array:
+    """w_j(x) of the noisy rows in a batch; their own parts are scaled so that their prior is ½ row²."""
+    start, centred = rows["start"][:, block["fold"]], rows["centred"][:, block["fold"]]
+    own = block["row_scale"] * x["row"][rows["index"]]
+    return jax.nn.sigmoid(start + x["offset"][rows["label"]] + x["slope"] * centred + own)
+
+
+@jax.jit
+def cross_validated_loss(problem: bx.Problem, y: PyTree) -> Array:
+    """The mean over blocks of the loss on all clean rows of their folds."""
+    source = problem.upper_data
+    rows, labels = source.clean["row"], source.clean["label"]
+    place = jnp.arange(labels.shape[0])
+
+    def of_block(y: PyTree, fold: Array) -> Array:
+        first, after = source.offsets[fold], source.offsets[fold + 1]
+        inside = (place >= first) & (place < after)
+        return jnp.sum(inside * cross_entropy(_logits(y, rows), labels)) / (after - first)
+
+    return jnp.mean(jax.vmap(of_block)(y, source.fold))
+
+
+def bucket(size: int, least: int) -> int:
+    """The size to which an axis is padded: a power of two if it is small, else an eighth of one in steps.
+
+    Example:
+      >>> bucket(10, 64), bucket(100, 64), bucket(15_000, 64)
+      (64, 128, 15360)
+    """
+    power = max(least, 1 << max(size - 1, 0).bit_length())
+    step = power if power <= 4096 else power // 16
+    return -(-size // step) * step if size > least else least
+
+
+def _logits(y: PyTree, rows: PyTree) -> Array:
+    z = products(rows, y["coef"]) + y["intercept"]
+    return z[..., 0] if z.shape[-1] == 1 else z
+
+
+def _upper(x: PyTree, y: PyTree, block: PyTree, batch: PyTree) -> Array:
+    shared = jnp.sum(x["offset"] ** 2) + x["slope"] ** 2
+    prior = 0.5 * (block["prior"] * shared + jnp.sum(x["row"] ** 2))
+    return jnp.mean(cross_entropy(_logits(y, batch["row"]), batch["label"])) + prior
+
+
+def _lower(x: PyTree, y: PyTree, block: PyTree, batch: PyTree) -> Array:
+    noisy, clean = batch["noisy"], batch["clean"]
+    shifted = {"coef": y["coef"], "intercept": y["intercept"] + y["shift"]}
+    weight = row_weights(x, noisy, block)
+    loss = block["noisy_share"] * jnp.mean(
+        weight * cross_entropy(_logits(shifted, noisy["row"]), noisy["label"])
+    )
+    loss += block["clean_share"] * jnp.mean(cross_entropy(_logits(y, clean["row"]), clean["label"]))
+    ridges = block["ridge"] * jnp.sum(y["coef"] ** 2) + block["shift_ridge"] * jnp.sum(y["shift"] ** 2)
+    return loss + 0.5 * (ridges + _LOOSE * jnp.sum(y["intercept"] ** 2))
+
+
+@functools.lru_cache  # one object per setting: to JAX, another object is another program
+def _upper_step(learning_rate: float) -> optax.GradientTransformation:
+    kinds = {"offset": "shared", "slope": "shared", "row": "own"}
+    return optax.multi_transform({"shared": optax.adam(learning_rate), "own": optax.sgd(_ROW_STEP)}, kinds)
+
+
+def _lower_step(rows: Any, classes: int) -> float:
+    """2/(3 L_g), from the largest eigenvalue of the rows' second moments and two constant columns."""
+    vector = np.random.default_rng(0).normal(size=rows.shape[1]).astype(np.float32)
+    largest = 0.0
+    for _ in range(10):
+        vector = rows.T @ (rows @ (vector / max(float(np.linalg.norm(vector)), 1e-30))) / rows.shape[0]
+        largest = float(np.linalg.norm(vector))
+    return 2 / (3 * (0.25 if classes == 2 else 0.5) * (largest + 2.0))
+
+
+def _stacked(models: list[Linear], features: int) -> PyTree:
+    coef = np.stack([model.coef for model in models])
+    coef = np.pad(coef, ((0, 0), (0, features - coef.shape[1]), (0, 0)))
+    y = {
+        "coef": coef,
+        "intercept": np.stack([model.intercept for model in models]),
+        "shift": np.stack([model.shift for model in models]),
+    }
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), y)
+
+
+def _width(rows: Any) -> int:
+    """To how many features rows are padded."""
+    return bucket(rows.shape[1], 16) if rows.shape[1] <= 64 else rows.shape[1]
+
+
+def _padded(rows: PyTree, size: int) -> PyTree:
+    def pad(leaf: np.ndarray) -> Array:
+        return jnp.asarray(np.pad(leaf, [(0, size - len(leaf))] + [(0, 0)] * (leaf.ndim - 1)))
+
+    return jax.tree.map(pad, rows)
+
+
+def _take(rows: PyTree, index: Array) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf.at[index].get(mode="promise_in_bounds"), rows)
+
+
+def _logit(chance: np.ndarray) -> np.ndarray:
+    return np.log(chance) - np.log1p(-chance)
+
+
+def _check_size(size: int | None) -> None:
+    if size is None:
+        raise ValueError("batch_size must be given: these rows are padded, and cannot all be taken at once")

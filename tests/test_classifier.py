@@ -1,0 +1,203 @@
+"""The estimator for noisy labels: scikit-learn's contract, bad input, and that it learns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import sparse
+from sklearn.datasets import make_classification
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from bilevax.applications import ReweightedClassifier
+
+
+@parametrize_with_checks([ReweightedClassifier(max_iter=60, rounds=1)])
+def test_scikit_learn_accepts_the_estimator(estimator, check):
+    check(estimator)
+
+
+def noisy_task(classes: int = 2, clean: int = 60, noise: float = 0.35, seed: int = 0):
+    """Rows, noisy labels, which are wrong, clean rows and labels, test rows and labels."""
+    X, y = make_classification(
+        1500, 10, n_informative=6, n_redundant=0, n_classes=classes, class_sep=1.5, random_state=seed
+    )
+    random = np.random.default_rng(seed)
+    wrong = random.random(900) < noise
+    labels = np.where(wrong, (y[:900] + random.integers(1, classes, 900)) % classes, y[:900])
+    return X[:900], labels, wrong, X[900 : 900 + clean], y[900 : 900 + clean], X[1000:], y[1000:]
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    X, y, wrong, X_clean, y_clean, X_test, y_test = noisy_task()
+    model = ReweightedClassifier(random_state=0, max_iter=500).fit(X, y, X_clean, y_clean)
+    return model, (X, y, wrong, X_clean, y_clean, X_test, y_test)
+
+
+def test_two_classes_are_learnt_better_than_from_either_part_alone(fitted):
+    model, (X, y, _, X_clean, y_clean, X_test, y_test) = fitted
+    both = np.r_[X, X_clean], np.r_[y, y_clean]
+    alone = LogisticRegression().fit(X_clean, y_clean).score(X_test, y_test)
+    assert model.score(X_test, y_test) >= max(alone, LogisticRegression().fit(*both).score(X_test, y_test))
+
+
+def test_flipped_labels_are_found(fitted):
+    model, (_, _, wrong, *_) = fitted
+    assert roc_auc_score(~wrong, model.label_quality_) > 0.85
+    assert roc_auc_score(~wrong, model.sample_weight_) > 0.85
+    assert model.sample_weight_.shape == wrong.shape
+    assert ((model.sample_weight_ > 0) & (model.sample_weight_ < 1)).all()
+    assert np.abs(np.diag(model.flip_) - 0.65).max() < 0.12
+
+
+def test_what_was_learnt_can_be_looked_at(fitted):
+    model, (X, *_) = fitted
+    assert model.coef_.shape == (1, 10) and model.intercept_.shape == (1,)
+    assert 0 < model.n_iter_ <= 1000
+    assert set(model.history_) >= {"round", "step", "objective", "cross-validated loss"}
+    assert sum(one["share"] for one in model.candidates_) == pytest.approx(1)
+    logits = X @ model.coef_[0] + model.intercept_[0]
+    np.testing.assert_allclose(model.decision_function(X), logits)
+    np.testing.assert_allclose(model.predict_proba(X)[:, 1], 1 / (1 + np.exp(-logits)))
+
+
+def test_the_bilevel_run_moves_the_weights_and_lowers_the_cross_validated_loss():
+    X, y, wrong, X_clean, y_clean, *_ = noisy_task(clean=100, seed=3)
+    learnt = ReweightedClassifier(random_state=0, rounds=1, max_iter=1500).fit(X, y, X_clean, y_clean)
+    guessed = ReweightedClassifier(random_state=0, rounds=1, max_iter=0).fit(X, y, X_clean, y_clean)
+    assert np.abs(learnt.sample_weight_ - guessed.sample_weight_).max() > 0.01
+    loss = {
+        name: min(c["loss"] for c in learnt.candidates_ if c["weights"] == name)
+        for name in ("guess 1", "learnt 1")
+    }
+    assert loss["learnt 1"] < loss["guess 1"]
+
+
+def test_several_classes_with_names_are_learnt():
+    X, y, wrong, X_clean, y_clean, X_test, y_test = noisy_task(classes=3, noise=0.3)
+    names = np.array(["ash", "birch", "cedar"])
+    model = ReweightedClassifier(random_state=0, max_iter=300).fit(X, names[y], X_clean, names[y_clean])
+    assert set(model.predict(X_test)) <= set(names)
+    alone = LogisticRegression().fit(X_clean, y_clean).score(X_test, y_test)
+    assert model.score(X_test, names[y_test]) >= alone - 0.01
+    assert roc_auc_score(~wrong, model.label_quality_) > 0.8
+    assert model.coef_.shape == (3, 10)
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "coo", "lil"])
+def test_sparse_rows_give_what_dense_rows_give(form):
+    X, y, _, X_clean, y_clean, X_test, _ = noisy_task()
+    X, X_clean, X_test = (np.where(np.abs(one) > 1, one, 0) for one in (X, X_clean, X_test))
+    dense = ReweightedClassifier(random_state=0, max_iter=50, rounds=1).fit(X, y, X_clean, y_clean)
+    matrix = sparse.coo_matrix(X).asformat(form)
+    other = ReweightedClassifier(random_state=0, max_iter=50, rounds=1)
+    other.fit(matrix, y, sparse.coo_matrix(X_clean).asformat(form), y_clean)
+    np.testing.assert_allclose(
+        other.predict_proba(sparse.coo_matrix(X_test).asformat(form)), dense.predict_proba(X_test), atol=1e-6
+    )
+
+
+def test_rows_too_wide_to_be_dense_stay_sparse(monkeypatch):
+    X, y, _, X_clean, y_clean, X_test, y_test = noisy_task()
+    X, X_clean, X_test = (
+        sparse.csr_matrix(np.where(np.abs(one) > 0.5, one, 0)) for one in (X, X_clean, X_test)
+    )
+    dense = ReweightedClassifier(random_state=0, max_iter=100, rounds=1).fit(X, y, X_clean, y_clean)
+    monkeypatch.setattr("bilevax.applications.classifier._DENSE", 1)
+    monkeypatch.setattr("bilevax.applications.reweighting._DENSE", 1)
+    wide = ReweightedClassifier(random_state=0, max_iter=100, rounds=1).fit(X, y, X_clean, y_clean)
+    assert abs(wide.score(X_test, y_test) - dense.score(X_test, y_test)) < 0.03
+
+
+def test_without_clean_rows_a_part_is_held_out():
+    X, y, *_ = noisy_task(noise=0.1)
+    model = ReweightedClassifier(random_state=0, max_iter=50, validation_fraction=0.25).fit(X, y)
+    assert abs(len(model.held_out_) - 225) <= 1
+    assert (model.sample_weight_[model.held_out_] == 1).all()
+    assert len(model.label_quality_) == len(y)
+
+
+def test_the_same_seed_gives_the_same_model():
+    X, y, _, X_clean, y_clean, *_ = noisy_task()
+    one, two = (
+        ReweightedClassifier(random_state=3, max_iter=60).fit(X, y, X_clean, y_clean) for _ in range(2)
+    )
+    assert (one.coef_ == two.coef_).all() and (one.sample_weight_ == two.sample_weight_).all()
+
+
+def test_units_of_the_features_do_not_matter():
+    X, y, _, X_clean, y_clean, X_test, _ = noisy_task()
+    one = ReweightedClassifier(random_state=0, max_iter=60).fit(X, y, X_clean, y_clean)
+    two = ReweightedClassifier(random_state=0, max_iter=60).fit(
+        1000 * X + 5000, y, 1000 * X_clean + 5000, y_clean
+    )
+    assert np.mean(one.predict(X_test) == two.predict(1000 * X_test + 5000)) > 0.99
+
+
+def test_pipelines_and_grid_search_pass_clean_rows_on():
+    X, y, _, X_clean, y_clean, X_test, y_test = noisy_task()
+    model = make_pipeline(StandardScaler(), ReweightedClassifier(random_state=0, max_iter=60, rounds=1))
+    model.fit(X, y, reweightedclassifier__X_clean=X_clean, reweightedclassifier__y_clean=y_clean)
+    assert model.score(X_test, y_test) > 0.7
+    search = GridSearchCV(ReweightedClassifier(random_state=0, max_iter=60), {"rounds": [1, 2]}, cv=2)
+    search.fit(X, y, X_clean=X_clean, y_clean=y_clean)
+    assert search.score(X_test, y_test) > 0.7
+
+
+def bad(**changes):
+    X, y, _, X_clean, y_clean, *_ = noisy_task()
+    given = {"X": X, "y": y, "X_clean": X_clean, "y_clean": y_clean} | changes
+    return given
+
+
+NOT_FINITE = np.full((60, 10), np.nan)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"y": np.zeros(900)}, "only one class"),
+        ({"X": np.full((900, 10), np.inf)}, "infinity"),
+        ({"X_clean": NOT_FINITE}, "NaN"),
+        ({"X_clean": np.zeros((60, 9))}, "9 features"),
+        ({"y_clean": np.full(60, 7)}, "previously unseen labels: \\[7\\]"),
+        ({"X_clean": np.zeros((0, 10)), "y_clean": np.zeros(0)}, "at least one row"),
+        ({"X_clean": sparse.csr_matrix((0, 10)), "y_clean": np.zeros(0)}, "at least one row"),
+        ({"y_clean": np.zeros(59)}, "inconsistent numbers of samples"),
+        ({"y_clean": None}, "go together"),
+        ({"y": np.linspace(0, 1, 900)}, "Unknown label type"),
+    ],
+)
+def test_bad_data_are_refused(changes, message):
+    given = bad(**changes)
+    with pytest.raises(ValueError, match=message):
+        ReweightedClassifier().fit(**given)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("folds", 1),
+        ("rounds", 0),
+        ("max_iter", -1),
+        ("patience", 0),
+        ("batch_size", 1.5),
+        ("learning_rate", 0.0),
+        ("row_deviation", -1.0),
+        ("validation_fraction", 1.0),
+    ],
+)
+def test_bad_settings_are_refused(setting, value):
+    with pytest.raises(ValueError, match=setting):
+        ReweightedClassifier(**{setting: value}).fit(**bad())
+
+
+def test_one_clean_row_is_enough_to_run():
+    X, y, _, X_clean, y_clean, *_ = noisy_task()
+    model = ReweightedClassifier(random_state=0).fit(X, y, X_clean[:1], y_clean[:1])
+    assert model.n_iter_ == 0 and np.isfinite(model.coef_).all()
