@@ -47,6 +47,7 @@ def gradients(problem: Problem, point: Point, v: dict[str, PyTree], sample: Samp
     """The three gradients at a point, on a sample."""
 
     def one(x: Any, y: Any, v: Any, constants: Any, upper: Any, lower: Any) -> tuple[Array, Array]:
+        x = problem.see(x, constants, lower)
         f = problem.upper_value(x, y, constants, upper.rows, upper.weight)
         terms = [
             level.pairing(x, y[name], v[name], constants, lower[name].rows, lower[name].weight)

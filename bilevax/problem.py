@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -118,6 +119,25 @@ def mean(
     return Mean(function, slots, count)
 
 
+class Seen(eqx.Module):
+    """The value of a problem's `through`, where it has been evaluated already."""
+
+    value: PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Through:
+    """A function f or g that is given s(x, block, batch) in place of x."""
+
+    function: Callable[..., Any]
+    through: Callable[..., PyTree]
+
+    def __call__(self, x: PyTree, *rest: PyTree) -> Any:
+        block, batch = rest[-2:]
+        seen = x.value if isinstance(x, Seen) else self.through(x, block, batch)
+        return self.function(seen, *rest)
+
+
 class Problem(eqx.Module):
     r"""A multi-block bilevel problem.
 
@@ -133,6 +153,10 @@ class Problem(eqx.Module):
       upper_data: `Shared`, `PerBlock` or another `Rows`; None if f needs no rows; or the name of a lower
         level, whose batch f then sees: for an f that needs the rows whose slots a step touches.
       lower_data: the same for the lower level; or a dict by level, if they draw different rows.
+      through: optional s(x, block, batch), if f and every g depend on x through its value alone (the scores
+        of the batch's items, say). They then receive that value in place of x, and a step evaluates and
+        differentiates s once for all of them. f and all levels must see the same batch: one `lower_data`,
+        and `upper_data` the name of a level.
 
     Example:
       >>> import bilevax as bx, jax.numpy as jnp
@@ -154,6 +178,7 @@ class Problem(eqx.Module):
     count: int = eqx.field(static=True)
     named: bool = eqx.field(static=True)
     upper_shares: str | None = eqx.field(static=True)
+    through: Callable[..., PyTree] | None = eqx.field(static=True)
 
     def __init__(
         self,
@@ -162,6 +187,7 @@ class Problem(eqx.Module):
         blocks: PyTree,
         upper_data: Rows | str | None = None,
         lower_data: Rows | Mapping[str, Rows | None] | None = None,
+        through: Callable[[PyTree, PyTree, PyTree], PyTree] | None = None,
     ):
         if not callable(upper):
             raise TypeError(f"upper must be a function f(x, y, block, batch), got {type(upper).__name__}")
@@ -196,6 +222,21 @@ class Problem(eqx.Module):
         self.lower_data = tuple(_as_rows("lower_data", source, self.count) for source in distinct)
         places = {id(source): place for place, source in enumerate(distinct)}
         self.source_of = tuple((name, places[id(source)]) for name, source in sources.items())
+        self.through = through
+        if through is not None:
+            if not callable(through):
+                got = type(through).__name__
+                raise TypeError(f"through must be a function s(x, block, batch), got {got}")
+            if self.upper_shares is None or len(self.lower_data) != 1:
+                raise ValueError(
+                    "through needs one batch for all: one lower_data, upper_data the name of a level, got "
+                    f"{len(self.lower_data)} sources and upper_data = {upper_data!r}"
+                )
+            self.upper = Through(upper, through)
+            self.levels = {
+                name: dataclasses.replace(level, function=Through(level.function, through))
+                for name, level in self.levels.items()
+            }
 
     def slots_of(self, name: str) -> int:
         """How many slots a lower level has."""
@@ -214,6 +255,14 @@ class Problem(eqx.Module):
             got = sorted(tree) if isinstance(tree, Mapping) else kind
             raise ValueError(f"{name} must be a dict with the lower levels {sorted(self.levels)}, got {got}")
         return {level: tree[level] for level in self.levels}
+
+    def see(self, x: PyTree, block: PyTree, lower: dict[str, Batch]) -> PyTree:
+        """What f and g see of x on a batch, to be given to them in place of x; x itself without `through`."""
+        if self.through is None or self.upper_shares is None:
+            return x
+        batch = lower[self.upper_shares]
+        # Padded rows are given to the functions one by one, which then look for themselves.
+        return x if batch.weight is not None else Seen(self.through(x, block, batch.rows))
 
     def upper_value(
         self, x: PyTree, y: dict[str, PyTree], block: PyTree, rows: PyTree, weight: Array | None

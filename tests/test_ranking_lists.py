@@ -17,13 +17,6 @@ ITEMS = 7
 OWN = [[1, 4, 6], [0, 2, 3, 5], [3, 2], list(range(ITEMS))]
 
 
-class Given:
-    """A model whose parameters are the scores themselves."""
-
-    def score(self, x, user, items):
-        return x[user, items]
-
-
 def small_ratings(own=OWN):
     rng = np.random.default_rng(0)
     items = np.concatenate(own)
@@ -109,7 +102,7 @@ def test_the_mean_over_all_lists_is_the_full_sum(surrogate):
     ratings = small_ratings()
     x = jnp.asarray(np.random.default_rng(1).normal(size=(4, ITEMS)))
     queries = make_queries(ratings, 3, surrogate, softness=0.4)
-    rank, threshold = jax.jit(Rank(Given(), ITEMS)), jax.jit(Threshold(Given(), ITEMS))
+    rank, threshold = jax.jit(Rank(ITEMS)), jax.jit(Threshold(ITEMS))
     for user in (0, 1):
         query = jax.tree.map(lambda a, user=user: a[user].astype(float), queries)
         free = sorted(set(range(ITEMS)) - set(OWN[user]))
@@ -118,9 +111,10 @@ def test_the_mean_over_all_lists_is_the_full_sum(surrogate):
         for pairs in itertools.combinations(range(count), 2):
             for negative in free:
                 batch = hand_made(ratings, user, list(pairs), [negative])
-                sums[list(pairs)] += rank(x, query, batch)
+                listed = x[user, batch.items]
+                sums[list(pairs)] += rank(listed, query, batch)
                 times[list(pairs)] += 1
-                thresholds.append(threshold(x, jnp.asarray(0.2), query, batch))
+                thresholds.append(threshold(listed, jnp.asarray(0.2), query, batch))
         scores, own = x[user], np.asarray(OWN[user])
         differences = scores[None, :] - scores[own][:, None]
         full = query.surrogate(differences).at[np.arange(count), own].set(query.surrogate.own).sum(1)

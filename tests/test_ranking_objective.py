@@ -182,3 +182,40 @@ def test_bad_problems_are_refused():
         Lists([1, 2])
     with pytest.raises(ValueError, match="upper_data must be rows or the name of a lower level"):
         bx.Problem(lambda *a: 0.0, {"rank": bx.mean(lambda *a: 0.0)}, 3, upper_data="ranks")
+
+
+def test_what_goes_through_scores_is_what_goes_through_x():
+    """The same problem written with `through` and without: the same steps."""
+
+    def scores(x, block, batch):
+        return jnp.tanh(x) * (1 + block)
+
+    def upper(s, y, block, batch):
+        return jnp.sum((y["mean"] - 1) ** 2) + y["least"] * s[0]
+
+    levels = {
+        "mean": (bx.mean, lambda s, block, batch: s**2),
+        "least": (bx.argmin, lambda s, y, block, batch: (y - jnp.sum(s)) ** 2),
+    }
+    rows = bx.Shared(jnp.ones(4))
+
+    def plainly(function):
+        return lambda x, *rest: function(jnp.tanh(x) * (1 + rest[-2]), *rest)
+
+    problems = [
+        bx.Problem(upper, {n: kind(c) for n, (kind, c) in levels.items()}, 3, "mean", rows, scores),
+        bx.Problem(plainly(upper), {n: kind(plainly(c)) for n, (kind, c) in levels.items()}, 3, "mean", rows),
+    ]
+    solver = bx.BSVRBv1(0.01, lower_step=0.1, floor=1.0)
+    y0 = {"mean": jnp.zeros((3, 2)), "least": jnp.zeros(3)}
+
+    def steps(problem):
+        state = solver.init(problem, jnp.array([0.3, -0.2]), y0, key=jax.random.key(0), batch_size=2)
+        return bx.advance(problem, solver, state, 5).x
+
+    through, plain = (jax.jit(steps)(problem) for problem in problems)
+    np.testing.assert_allclose(through, plain, rtol=1e-6)
+    with pytest.raises(ValueError, match="through needs one batch for all"):
+        bx.Problem(upper, {n: kind(c) for n, (kind, c) in levels.items()}, 3, None, rows, scores)
+    with pytest.raises(TypeError, match="through must be a function"):
+        bx.Problem(upper, {n: kind(c) for n, (kind, c) in levels.items()}, 3, "mean", rows, 3)

@@ -127,16 +127,17 @@ def make_problem(
     surrogate = SquaredHinge() if surrogate is None else surrogate
     queries = make_queries(ratings, cutoff, surrogate, softness, ridge, gate)
     levels: dict[str, Any] = {
-        "rank": mean(Rank(model, ratings.item_count), slots=pair_slots, count=ratings.pairs + 1)
+        "rank": mean(Rank(ratings.item_count), slots=pair_slots, count=ratings.pairs + 1)
     }
     if cutoff is not None:
-        levels["threshold"] = argmin(Threshold(model, ratings.item_count))
+        levels["threshold"] = argmin(Threshold(ratings.item_count))
     return Problem(
-        upper=Loss(model),
+        upper=loss,
         lower=levels,
         blocks=queries,
         upper_data="rank",
         lower_data=Lists(ratings, positives),
+        through=ListScores(model),
     )
 
 
@@ -153,31 +154,34 @@ def pair_slots(query: Query, batch: List) -> Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class Loss:
-    """f: minus the user's smoothed NDCG, estimated from the positives of a list."""
+class ListScores:
+    """What the problem sees of x: the scores of a list."""
 
     model: Any
 
-    def __call__(self, x: PyTree, y: dict[str, Array], query: Query, batch: List) -> Array:
-        scores = list_scores(self.model, x, batch)[: batch.places]
-        # An estimate with error correction can fall below what a rank can be.
-        rank = jnp.maximum(y["rank"], query.surrogate.own)
-        terms = gain(batch.rating) / jnp.log2(1 + rank)
-        if "threshold" in y:
-            terms = terms * jax.nn.sigmoid((scores - y["threshold"]) / query.gate)
-        drawn = jnp.sum(batch.real)
-        return -(batch.owned / drawn) * jnp.sum(jnp.where(batch.real, terms, 0)) / query.ideal
+    def __call__(self, x: PyTree, query: Query, batch: List) -> Array:
+        return list_scores(self.model, x, batch)
+
+
+def loss(scores: Array, y: dict[str, Array], query: Query, batch: List) -> Array:
+    """f: minus the user's smoothed NDCG, estimated from the positives of a list."""
+    # An estimate with error correction can fall below what a rank can be.
+    rank = jnp.maximum(y["rank"], query.surrogate.own)
+    terms = gain(batch.rating) / jnp.log2(1 + rank)
+    if "threshold" in y:
+        terms = terms * jax.nn.sigmoid((scores[: batch.places] - y["threshold"]) / query.gate)
+    drawn = jnp.sum(batch.real)
+    return -(batch.owned / drawn) * jnp.sum(jnp.where(batch.real, terms, 0)) / query.ideal
 
 
 @dataclasses.dataclass(frozen=True)
 class Rank:
     """c: the smoothed ranks of a list's positives among all items."""
 
-    model: Any
     item_count: int
 
-    def __call__(self, x: PyTree, query: Query, batch: List) -> Array:
-        return estimated_ranks(list_scores(self.model, x, batch), query.surrogate, batch, self.item_count)
+    def __call__(self, scores: Array, query: Query, batch: List) -> Array:
+        return estimated_ranks(scores, query.surrogate, batch, self.item_count)
 
 
 def estimated_ranks(scores: Array, surrogate: Surrogate, batch: List, item_count: int) -> Array:
@@ -199,11 +203,9 @@ def estimated_ranks(scores: Array, surrogate: Surrogate, batch: List, item_count
 class Threshold:
     """g: what the smoothed K-th largest score minimises."""
 
-    model: Any
     item_count: int
 
-    def __call__(self, x: PyTree, y: Array, query: Query, batch: List) -> Array:
-        scores = list_scores(self.model, x, batch)
+    def __call__(self, scores: Array, y: Array, query: Query, batch: List) -> Array:
         excess = query.softness * jax.nn.softplus((scores - y) / query.softness)
         positive, negative = stratum_weights(batch, self.item_count)
         weight = jnp.where(jnp.arange(scores.shape[0]) < batch.places, positive, negative)
