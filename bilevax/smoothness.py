@@ -82,7 +82,8 @@ def estimate_floor(
     """
     sample = _probe(problem, sampler)
     point = Point(x, {level: gather(y[level], sample.slots[level]) for level in y})
-    least = jnp.min(jax.vmap(one_by_one(jnp.linalg.eigvalsh))(hessians(problem, name, point, sample)))
+    eigenvalues = jax.vmap(one_by_one(lambda matrix: jnp.linalg.eigvalsh(matrix)))
+    least = jnp.min(eigenvalues(hessians(problem, name, point, sample)))
     return jnp.where(least > 1e-6 * smoothness, least / 2, 1e-3 * smoothness)
 
 
