@@ -1,0 +1,91 @@
+"""The ranking experiment on a small table: what it writes, and what it counts."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from bilevax.applications.ranking import METHODS, Settings, Trainings
+from bilevax.data import generate
+from bilevax.experiments import ndcg, ndcg_speed, ndcg_tune
+
+
+@pytest.fixture
+def small(monkeypatch):
+    table = generate.interactions(30, 80, 900, seed=0).table
+    monkeypatch.setattr(ndcg, "load_interactions", lambda name: table)
+    return table
+
+
+def test_the_table_has_every_method_and_the_paper_beside_it(small, tmp_path):
+    settings = ndcg.Settings(data="small", methods=("softmax",), seeds=2, epochs=4, every=2, width=4)
+    numbers = {"softmax": {"users_per_step": 10, "negatives": 10, "positives": 4}}
+    found = ndcg.run(settings, tmp_path, quick=True, numbers=numbers)
+    assert found["softmax"].dev.shape == (2, 2)
+    assert found["softmax"].epochs.tolist() == [2, 4]
+    table = (tmp_path / "ndcg.md").read_text()
+    assert "| popularity |" in table
+    assert "| softmax |" in table
+    assert "full ranking" in table
+    assert "RE-" not in (tmp_path / "paper.md").read_text()
+    assert "0.0749" in (tmp_path / "paper.md").read_text()
+    lines = (tmp_path / "curves.csv").read_text().splitlines()
+    assert lines[0] == "method,seed,epoch,seconds,dev ndcg@10"
+    assert len(lines) == 1 + 2 * 2
+    with pytest.raises(ValueError, match=r"methods must be among .* got \['magic'\]"):
+        ndcg.run(ndcg.Settings(methods=("magic",)), tmp_path)
+
+
+def test_tuning_writes_every_trial_and_the_best(small, tmp_path):
+    settings = ndcg_tune.Settings(
+        data="small", methods=("softmax",), trials=3, epochs=2, every=1, width=4, warm_up=0
+    )
+    best = ndcg_tune.tune(settings, tmp_path)
+    trials = json.loads((tmp_path / "trials.json").read_text())
+    assert len(trials) == 3
+    top = max(trials, key=lambda row: row["dev ndcg@10"])
+    assert best["softmax"] == {name: top[name] for name in ("learning_rate", "weight_decay", "temperature")}
+    assert json.loads((tmp_path / "best.json").read_text()) == best
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_tuned_and_stored_are_settings(method):
+    columns = ndcg_tune.draw_trials(method, 5, seed=1)
+    Settings().replace(**columns)
+    Settings().replace(**ndcg.tuned("ml-1m", method))
+    Settings().replace(**ndcg.tuned("unheard of", method))
+    for name, (low, high) in ndcg_tune.ranges(method).items():
+        assert len(columns[name]) == 5
+        assert np.all((columns[name] >= low) & (columns[name] <= high))
+
+
+def test_every_method_gets_the_same_number_of_trials(tmp_path):
+    with pytest.raises(ValueError, match="trials must be a multiple of the 3 surrogates, got 4"):
+        ndcg_tune.tune(ndcg_tune.Settings(trials=4), tmp_path)
+
+
+def test_times_are_of_whole_epochs(small, tmp_path):
+    settings = ndcg_speed.Settings(data="small", methods=("softmax",), users_per_step=10, repeats=2, width=4)
+    rows = ndcg_speed.measure(settings, tmp_path)
+    assert [row["what"] for row in rows] == ["evaluation of dev and test", "epoch of softmax"]
+    users = sum(np.bincount(small.user) >= 11)
+    assert rows[1]["steps"] == users // 10
+    assert all(row["least"] <= row["seconds"] <= row["most"] for row in rows)
+    assert json.loads((tmp_path / "speed.json").read_text()) == rows
+
+
+def test_paired_differences_are_over_users_of_means_over_seeds():
+    rng = np.random.default_rng(0)
+
+    def made(values):
+        nothing = np.zeros(0)
+        return Trainings("m", {}, nothing, nothing, nothing, nothing, None, {"ndcg@10": values}, 0.0)
+
+    one, other = rng.random((3, 50)), rng.random((3, 50))
+    one[:, 7] = np.nan  # a user without held-out items
+    difference = np.delete(one.mean(0) - other.mean(0), 7)
+    mean, error = ndcg.paired(made(one), made(other), "ndcg@10")
+    assert mean == pytest.approx(difference.mean())
+    assert error == pytest.approx(difference.std(ddof=1) / np.sqrt(49))
+    assert jax.tree.leaves(made(one).means("ndcg@10"))[0].shape == (3,)
