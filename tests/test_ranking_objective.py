@@ -58,7 +58,7 @@ def parameters(dtype=jnp.float64):
     }
 
 
-def exact_objective(x, known, surrogate, cutoff, softness, ridge, gate):
+def exact_objective(x, known, surrogate, cutoff, softness, ridge, gate, evenness):
     """F(x) with every sum in full and every threshold solved for, in plain terms."""
     total = 0.0
     ideal, all_items, all_values = known
@@ -81,7 +81,7 @@ def exact_objective(x, known, surrogate, cutoff, softness, ridge, gate):
             fixed = jax.lax.stop_gradient(level)
             level = fixed - slope(fixed, scores) / jax.lax.stop_gradient(jax.grad(slope)(fixed, scores))
             terms = terms * jax.nn.sigmoid((scores[own] - level) / gate)
-        total = total - jnp.sum(terms) / ideal[user]
+        total = total - jnp.sum(terms) / (ideal[user] ** (1 - evenness) * gain(values).sum() ** evenness)
     return total / USERS
 
 
@@ -92,7 +92,7 @@ def exact_objective(x, known, surrogate, cutoff, softness, ridge, gate):
 )
 def test_with_full_lists_the_tracked_gradient_becomes_the_exact_one(method, cutoff):
     data, x, surrogate = ratings(), parameters(), Sigmoid(jnp.asarray(0.5))
-    numbers = {"softness": 0.3, "ridge": 1e-2, "gate": 0.7}
+    numbers = {"softness": 0.3, "ridge": 1e-2, "gate": 0.7, "evenness": 0.6 if cutoff is None else 0.0}
     known = data.ideal(cutoff), np.asarray(data.items), np.asarray(data.values)
     exact, gradient = jax.jit(
         jax.value_and_grad(lambda x: exact_objective(x, known, surrogate, cutoff, **numbers))

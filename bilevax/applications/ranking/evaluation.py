@@ -104,29 +104,27 @@ def hold_out(
     place = np.arange(held.pairs) - np.asarray(held.offsets)[held.owners()]
     items[rows, place], values[rows, place], real[rows, place] = held.items, held.values, True
 
-    pairs = np.concatenate(
-        [np.c_[part.owners(), np.asarray(part.items)] for part in seen] or [np.zeros((0, 2), int)]
-    )
-    codes = pairs[:, 0].astype(np.int64) * held.item_count + pairs[:, 1]
-    own = held.owners().astype(np.int64) * held.item_count + np.asarray(held.items)
-    if np.isin(own, codes).any():
+    codes = [_codes(part) for part in seen]
+    own = _codes(held)
+    if any(_contains(part, own).any() for part in codes):
         raise ValueError("held-out pairs must not be among the seen ones, got pairs in both")
-    pairs = pairs[row_of[pairs[:, 0]] >= 0]
-    rows = row_of[pairs[:, 0]]
+    left_out = np.concatenate(codes or [np.zeros(0, np.int64)])
+    left_out = left_out[row_of[left_out // held.item_count] >= 0]
+    rows = row_of[left_out // held.item_count]
     order = np.argsort(rows, kind="stable")
-    rows, pairs = rows[order], pairs[order]
+    rows, left_out = rows[order], left_out[order]
     counts = np.bincount(rows // size, minlength=groups)
     most = max(1, int(counts.max(initial=1)))
     excluded_rows = np.full((groups, most), size, np.int32)
     excluded_items = np.zeros((groups, most), np.int32)
     spot = np.arange(len(rows)) - np.r_[0, np.cumsum(counts)][rows // size]
     excluded_rows[rows // size, spot] = rows % size
-    excluded_items[rows // size, spot] = pairs[:, 1]
+    excluded_items[rows // size, spot] = left_out % held.item_count
 
     stored = None
     if sampled is not None:
         count = checks.whole_number("sampled", sampled, 1)
-        stored = _stored_negatives(padded, np.concatenate([codes, own]), held.item_count, count, seed)
+        stored = _stored_negatives(padded, np.concatenate([*codes, own]), held.item_count, count, seed)
         stored = jnp.asarray(stored.reshape(groups, size, count))
     return Held(
         jnp.asarray(padded.reshape(groups, size)),
@@ -139,6 +137,16 @@ def hold_out(
         held.users,
         held.item_count,
     )
+
+
+def _codes(ratings: Ratings) -> np.ndarray:
+    """Every pair as one number, ascending."""
+    return ratings.owners() * np.int64(ratings.item_count) + np.asarray(ratings.items)
+
+
+def _contains(ascending: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    place = np.minimum(np.searchsorted(ascending, numbers), len(ascending) - 1)
+    return ascending[place] == numbers
 
 
 def evaluate(model: Any, x: PyTree, held: Held, cutoffs: Sequence[int] = (10, 20, 50)) -> dict[str, Array]:

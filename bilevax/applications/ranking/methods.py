@@ -54,6 +54,7 @@ class Settings:
       softness: τ₁ of the threshold's problem.
       ridge: τ₂ of it.
       gate: the width of ψ.
+      evenness: 0 for NDCG, 1 for the mean discount of a user's pairs; see `make_problem`.
       alpha: α of the ranks.
       beta: β of the tracked gradient.
       gamma: γ of the ranks, for methods with error correction.
@@ -74,6 +75,7 @@ class Settings:
     softness: Any = 0.1
     ridge: Any = 1e-3
     gate: Any = 1.0
+    evenness: Any = 1.0
     alpha: Any = 0.4
     beta: Any = 0.9
     gamma: Any = 0.1
@@ -141,10 +143,12 @@ def with_numbers(problem: Problem, settings: Settings) -> Problem:
         checks.coefficient("softness", settings.softness, optional=False)
         checks.coefficient("ridge", settings.ridge, optional=False)
         checks.coefficient("gate", settings.gate, optional=False)
+        checks.coefficient("evenness", settings.evenness, high=1.0, zero=True, optional=False)
         numbers = {
             "softness": settings.softness,
             "ridge": settings.ridge,
             "gate": settings.gate,
+            "evenness": settings.evenness,
             "surrogate": surrogate,
         }
 

@@ -46,6 +46,8 @@ class Query(eqx.Module):
 
     Attributes:
       ideal: Z_q^K.
+      total: the sum of the gains of the user's pairs.
+      evenness: e; the loss is normalised by ideal^(1−e) · total^e.
       cutoff: K + ε.
       softness: τ₁.
       ridge: τ₂.
@@ -54,6 +56,8 @@ class Query(eqx.Module):
     """
 
     ideal: Array
+    total: Array
+    evenness: Array
     cutoff: Array
     softness: Array
     ridge: Array
@@ -68,6 +72,7 @@ def make_queries(
     softness: Any = 0.1,
     ridge: Any = 1e-4,
     gate: Any = 1.0,
+    evenness: Any = 0.0,
 ) -> Query:
     """The constants of all users; cutoff None ranks without a threshold (SONG).
 
@@ -82,14 +87,24 @@ def make_queries(
             )
     for name, value in (("softness", softness), ("ridge", ridge), ("gate", gate)):
         checks.coefficient(name, value, optional=False)
-    ideal = jnp.asarray(ratings.ideal(cutoff))
+    checks.coefficient("evenness", evenness, high=1.0, zero=True, optional=False)
+    ideal, total = jnp.asarray(ratings.ideal(cutoff)), jnp.asarray(ratings.total_gain())
 
     def of_all(value: Any) -> Array:
         return jnp.broadcast_to(jnp.asarray(value, ideal.dtype), ideal.shape)
 
     top = float(ratings.item_count if cutoff is None else cutoff) + 0.5
     numbers = jax.tree.map(of_all, surrogate)
-    return Query(ideal, of_all(top), of_all(softness), of_all(ridge), of_all(gate), numbers)
+    return Query(
+        ideal,
+        total,
+        of_all(evenness),
+        of_all(top),
+        of_all(softness),
+        of_all(ridge),
+        of_all(gate),
+        numbers,
+    )
 
 
 def make_problem(
@@ -102,6 +117,7 @@ def make_problem(
     softness: Any = 0.1,
     ridge: Any = 1e-4,
     gate: Any = 1.0,
+    evenness: Any = 0.0,
 ) -> Problem:
     """The bilevel problem of top-K NDCG, for `bx.minimize(…, batch_size=negatives)`.
 
@@ -114,6 +130,9 @@ def make_problem(
       softness: τ₁ > 0, in units of scores.
       ridge: τ₂ > 0, the strong convexity of the threshold's problem.
       gate: T > 0, the width of ψ in units of scores.
+      evenness: e from 0 to 1. The loss of a user is divided by Z^(1−e) (Σ gains)^e: 0 is NDCG; 1 is the mean
+        discount of a user's pairs, weighted with their gains. NDCG sums over pairs, and users with many of
+        them weigh more, as Z grows less than their number.
 
     Returns:
       A problem whose blocks are users, with the lower levels "rank" (a slot per pair and one behind them, for
@@ -125,7 +144,7 @@ def make_problem(
     """
     checked_model(model)
     surrogate = SquaredHinge() if surrogate is None else surrogate
-    queries = make_queries(ratings, cutoff, surrogate, softness, ridge, gate)
+    queries = make_queries(ratings, cutoff, surrogate, softness, ridge, gate, evenness)
     levels: dict[str, Any] = {
         "rank": mean(Rank(ratings.item_count), slots=pair_slots, count=ratings.pairs + 1)
     }
@@ -171,7 +190,8 @@ def loss(scores: Array, y: dict[str, Array], query: Query, batch: List) -> Array
     if "threshold" in y:
         terms = terms * jax.nn.sigmoid((scores[: batch.places] - y["threshold"]) / query.gate)
     drawn = jnp.sum(batch.real)
-    return -(batch.owned / drawn) * jnp.sum(jnp.where(batch.real, terms, 0)) / query.ideal
+    best = query.ideal ** (1 - query.evenness) * query.total**query.evenness
+    return -(batch.owned / drawn) * jnp.sum(jnp.where(batch.real, terms, 0)) / best
 
 
 @dataclasses.dataclass(frozen=True)

@@ -64,7 +64,7 @@ class Ratings(eqx.Module):
                 f"{value.min()} to {value.max()}: rescale them"
             )
         rows = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
-        order = np.lexsort((column, rows))
+        order = np.argsort(rows * np.int64(item_count) + column)
         column, value = column[order], value[order]
         twice = (column[1:] == column[:-1]) & (rows[1:] == rows[:-1])
         if twice.any():
@@ -101,6 +101,12 @@ class Ratings(eqx.Module):
         kept = place < (self.pairs if cutoff is None else cutoff)
         terms = np.where(kept, gains[order] / np.log2(place + 2.0), 0.0)
         total = np.bincount(owners, weights=terms, minlength=self.users)
+        return np.where(total > 0, total, 1.0).astype(np.float32)
+
+    def total_gain(self) -> np.ndarray:
+        """Every user's sum of gains; 1 without any."""
+        gains = np.asarray(gain(np.asarray(self.values, np.float64)))
+        total = np.bincount(self.owners(), weights=gains, minlength=self.users)
         return np.where(total > 0, total, 1.0).astype(np.float32)
 
 
