@@ -1,8 +1,8 @@
 """`bilevax tune`: grids of settings as one vmapped program per method, judged on validation rows.
 
-Every method gets the same number of trials, drawn without replacement from the product of its choices. λ, which
-belongs to the problem and not to a method, is chosen first, by BSVRB v2, and then shared: otherwise the
-methods would solve different problems.
+Every method gets the same number of trials, drawn without replacement from the product of its choices. λ,
+which belongs to the problem and not to a method, is chosen first, by BSVRB v2, and then shared: otherwise
+the methods would solve different problems.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def run(settings: Settings, folder: str | Path, *, quick: bool = False) -> dict[
       "ridge" and, by method, the best numbers: what the configuration files hold.
     """
     if quick:
-        settings = dataclasses.replace(settings, trials=4, steps=300, rows=2000, blocks=10)
+        settings = dataclasses.replace(settings, trials=2, steps=200, rows=1000, blocks=10, ridge=1e-3)
     report = Report(folder, settings, quick=quick)
     split = validation.load_split(settings.data, settings.seed, settings.rows)
     best: dict[str, Any] = {"ridge": settings.ridge}
@@ -159,7 +159,7 @@ def _sweep(
         swept = bx.sweep(
             task.problem,
             validation.METHODS[method],
-            {name: column[rows] for name, column in columns.items()},
+            {name: list(column[rows]) for name, column in columns.items()},
             task.x0,
             task.y0,
             steps=settings.steps,

@@ -50,6 +50,7 @@ def make_task(split: Split, ridge: float, seed: int, blocks: int = BLOCKS) -> Re
 
 def validation_loss(problem: bx.Problem, state: bx.State) -> Array:
     """The mean loss of all blocks on all validation rows, at the tracked y."""
+    assert isinstance(problem.upper_data, bx.Shared)
     rows = problem.upper_data.rows
 
     def one(block: dict[str, Array], y: Array) -> Array:

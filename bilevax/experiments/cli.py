@@ -1,0 +1,90 @@
+"""`bilevax reproduce` and `bilevax tune`: one command per experiment."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bilevax.data.errors import DataError
+
+reproduce_app = typer.Typer(no_args_is_help=True, help="The paper's experiments: tables, plots and settings.")
+
+Out = Annotated[Path, typer.Option(help="the folder that the results go to, one folder below per experiment")]
+Quick = Annotated[bool, typer.Option("--quick", help="a check in about a minute, on few rows and steps")]
+Seed = Annotated[int, typer.Option(help="of the first trial")]
+RESULTS = Path("results")
+
+
+@reproduce_app.command()
+def hyperopt(
+    data: Annotated[list[str] | None, typer.Option(help="data sets; both if left out")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="methods; all if left out")] = None,
+    trials: Annotated[int, typer.Option(help="runs per method")] = 4,
+    steps: Annotated[int, typer.Option(help="the most steps of a run")] = 5000,
+    seconds: Annotated[float, typer.Option(help="the most seconds of a run")] = 60.0,
+    seed: Seed = 0,
+    out: Out = RESULTS,
+    quick: Quick = False,
+) -> None:
+    """Validation loss over epochs and seconds: BSVRB v1, v2 and RSVRB on a8a and w8a."""
+    from bilevax.experiments import hyperopt
+
+    settings = hyperopt.Settings(trials=trials, steps=steps, seconds=seconds, seed=seed)
+    settings = dataclasses.replace(
+        settings, data=tuple(data or settings.data), methods=tuple(method or settings.methods)
+    )
+    with errors_as_messages():
+        hyperopt.run(settings, out / "hyperopt", quick=quick)
+
+
+@reproduce_app.command()
+def ablation(
+    method: Annotated[list[str] | None, typer.Option(help="methods; BSVRBv1 and BSVRBv2 if left out")] = None,
+    trials: Annotated[int, typer.Option(help="runs per setting")] = 4,
+    steps: Annotated[int, typer.Option(help="steps of every run")] = 2000,
+    seed: Seed = 0,
+    out: Out = RESULTS,
+    quick: Quick = False,
+) -> None:
+    """Speed-up by more blocks (I) and more rows (B) per step, on a8a."""
+    from bilevax.experiments import ablation
+
+    settings = ablation.Settings(trials=trials, steps=steps, seed=seed)
+    settings = dataclasses.replace(settings, methods=tuple(method or settings.methods))
+    with errors_as_messages():
+        ablation.run(settings, out / "ablation", quick=quick)
+
+
+def tune(
+    problem: Annotated[str, typer.Argument(help="a8a or w8a")],
+    method: Annotated[list[str] | None, typer.Option(help="methods; all if left out")] = None,
+    grid: Annotated[str, typer.Option(help="wide, or paper: the grid as printed there")] = "wide",
+    trials: Annotated[int, typer.Option(help="settings per method")] = 48,
+    steps: Annotated[int, typer.Option(help="steps of every run")] = 5000,
+    ridge: Annotated[float | None, typer.Option(help="λ; chosen by the first method if left out")] = None,
+    seed: Seed = 1000,
+    out: Out = RESULTS,
+    quick: Quick = False,
+) -> None:
+    """The best settings of every method on validation rows: a grid as one vmapped program."""
+    from bilevax.experiments import tune
+
+    with errors_as_messages():
+        settings = tune.Settings(data=problem, grid=grid, trials=trials, steps=steps, ridge=ridge, seed=seed)
+        settings = dataclasses.replace(settings, methods=tuple(method or settings.methods))
+        tune.run(settings, out / f"tune-{problem}", quick=quick)
+
+
+@contextmanager
+def errors_as_messages() -> Iterator[None]:
+    """What a user can mend is told in a sentence, not in a traceback."""
+    try:
+        yield
+    except (DataError, ImportError, OSError, ValueError) as error:
+        typer.echo(f"bilevax: {error}", err=True)
+        raise typer.Exit(1) from error
