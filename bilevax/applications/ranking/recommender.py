@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import tomllib
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from bilevax import checks
 from bilevax.applications.ranking.evaluation import hold_out
+from bilevax.applications.ranking.fitted import Fitted
 from bilevax.applications.ranking.methods import Settings, checked_method
 from bilevax.applications.ranking.models import MF, NeuMF
 from bilevax.applications.ranking.ratings import Ratings
@@ -22,8 +21,6 @@ from bilevax.applications.ranking.stored import load_arrays, save_arrays
 from bilevax.applications.ranking.training import Trained, parse_metric, train
 from bilevax.data import Interactions, load_interactions, make_interactions, split_last
 from bilevax.progress import Choice, Progress
-
-PyTree = Any
 
 MODELS: dict[str, Any] = {"neumf": NeuMF, "mf": MF}
 
@@ -93,7 +90,7 @@ class TopKRecommender:
         self.seed = checks.whole_number("seed", seed, 0)
         self.settings = dict(settings or {})
         Settings().replace(**self.settings)
-        self._fitted: _Fitted | None = None
+        self._fitted: Fitted | None = None
         self.history_: Any = None
         self.best_epoch_: float | None = None
 
@@ -176,7 +173,7 @@ class TopKRecommender:
             resume=resume,
         )
         self._keep(trained)
-        self._fitted = _Fitted(
+        self._fitted = Fitted(
             model,
             trained.x,
             table.user_ids,
@@ -204,7 +201,7 @@ class TopKRecommender:
         fitted = self._require()
         k = checks.whole_number("k", k, 1, len(fitted.item_ids))
         code = fitted.user_code(user)
-        scores = np.array(_catalogue_scores(fitted.model, fitted.x, code, len(fitted.item_ids)))
+        scores = fitted.catalogue_scores(code)
         own = fitted.items[fitted.offsets[code] : fitted.offsets[code + 1]]
         if not seen:
             scores[own] = -np.inf
@@ -220,7 +217,7 @@ class TopKRecommender:
         fitted = self._require()
         code = fitted.user_code(user)
         places = np.array([fitted.item_code(item) for item in items], int)
-        return np.asarray(_catalogue_scores(fitted.model, fitted.x, code, len(fitted.item_ids)))[places]
+        return fitted.catalogue_scores(code)[places]
 
     def save(self, path: str | Path) -> None:
         """Writes the recommender to one .npz file of plain arrays and JSON."""
@@ -247,7 +244,7 @@ class TopKRecommender:
         expected = jax.tree.map(lambda a: a.shape, jax.eval_shape(model.start, jax.random.key(0)))
         if jax.tree.map(lambda a: a.shape, x) != expected:
             raise ValueError(f"{path}: the parameters do not fit the model {recommender.model!r}")
-        recommender._fitted = _Fitted(
+        recommender._fitted = Fitted(
             model, x, *(arrays[name] for name in ("user_ids", "item_ids", "offsets", "items"))
         )
         recommender.best_epoch_ = about["best_epoch"]
@@ -260,26 +257,10 @@ class TopKRecommender:
     def _keep(self, trained: Trained) -> None:
         self.history_, self.best_epoch_ = trained.history, trained.epoch
 
-    def _require(self) -> _Fitted:
+    def _require(self) -> Fitted:
         if self._fitted is None:
             raise RuntimeError("the recommender must be fitted first: call fit(table)")
         return self._fitted
-
-
-@dataclasses.dataclass(frozen=True)
-class _Fitted:
-    model: Any
-    x: PyTree
-    user_ids: np.ndarray
-    item_ids: np.ndarray
-    offsets: np.ndarray
-    items: np.ndarray
-
-    def user_code(self, user: Any) -> int:
-        return _code("user", user, self.user_ids)
-
-    def item_code(self, item: Any) -> int:
-        return _code("item", item, self.item_ids)
 
 
 def as_interactions(table: Any) -> Interactions:
@@ -300,25 +281,6 @@ def as_interactions(table: Any) -> Interactions:
     if missing:
         raise ValueError(f"table must have the columns user and item, got none called {sorted(missing)}")
     return make_interactions(**columns)
-
-
-def _code(kind: str, one: Any, ids: np.ndarray) -> int:
-    known = f"an id of the table, such as {ids[0].item()!r}"
-    if isinstance(one, str) != (ids.dtype.kind == "U"):
-        raise KeyError(f"{kind} must be {known}, got {one!r}")
-    place = int(np.searchsorted(ids, one))
-    if place >= len(ids) or ids[place] != one:
-        raise KeyError(f"{kind} must be {known}, got {one!r}, which the table does not have")
-    return place
-
-
-def _catalogue_scores(model: Any, x: PyTree, user: int, items: int) -> Array:
-    return _score(model, x, jnp.asarray(user), items)
-
-
-@jax.jit(static_argnums=(0, 3))
-def _score(model: Any, x: PyTree, user: Array, items: int) -> Array:
-    return model.score(x, user, jnp.arange(items))
 
 
 def _arguments(recommender: TopKRecommender) -> dict[str, Any]:
