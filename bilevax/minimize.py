@@ -169,6 +169,10 @@ def minimize(
             if not run.failed:
                 run.save(store)
             store.wait()
+        # The end of a run that was cut short. It is not in the checkpoint: had the run gone on, there would
+        # be no such entry.
+        if run.done > (run.history.entries[-1]["step"] if run.history.entries else 0):
+            logs.write(run.measure(problem, measures, watch))
     except CheckpointError as error:
         error.result = result(Outcome.INTERRUPTED) if begun else None
         raise

@@ -58,18 +58,21 @@ def run(settings: Settings, folder: str | Path, *, quick: bool = False) -> list[
     """Runs the methods with every I and every B; writes a table and a plot into a folder."""
     if quick:
         settings = dataclasses.replace(
-            settings, blocks_per_step=(2, 10), batch_sizes=(4, 32), trials=2, steps=200, rows=1500, blocks=20
+            settings, blocks_per_step=(2, 10), batch_sizes=(4, 32), trials=2, steps=100, rows=1000, blocks=20
         )
     report = Report(folder, settings, quick=quick)
     config = validation.tuned(settings.data)
     report.fact("tuned", config)
-    curves = []
+    curves, seen = [], {}
     for method in settings.methods:
         pairs = [("I", value, validation.BATCH) for value in settings.blocks_per_step]
         pairs += [("B", validation.BLOCKS_PER_STEP, value) for value in settings.batch_sizes]
         for varied, count, batch in pairs:
-            print(f"{method}, I = {count}, B = {batch}")
-            curves.append(_curve(method, varied, count, batch, config, settings))
+            if (method, count, batch) not in seen:
+                print(f"{method}, I = {count}, B = {batch}")
+                seen[method, count, batch] = _curve(method, varied, count, batch, config, settings)
+            value = count if varied == "I" else batch
+            curves.append(dataclasses.replace(seen[method, count, batch], varied=varied, value=value))
     note = (
         "steps and seconds: until the validation loss is that which the smallest value ends with; "
         f"seconds are of one run among {settings.trials} side by side. speed-up: against the "

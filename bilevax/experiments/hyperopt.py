@@ -62,7 +62,7 @@ def run(settings: Settings, folder: str | Path, *, quick: bool = False) -> dict[
       The curves of the trials, by data set and method.
     """
     if quick:
-        settings = dataclasses.replace(settings, trials=2, steps=200, seconds=10.0, rows=1500, blocks=20)
+        settings = dataclasses.replace(settings, trials=2, steps=100, seconds=10.0, rows=1000, blocks=10)
     report = Report(folder, settings, quick=quick)
     curves: dict[str, dict[str, list[Curve]]] = {}
     for name in settings.data:

@@ -127,9 +127,12 @@ def _plain(value: Any) -> Any:
 
 
 def _show(rows: Sequence[Mapping[str, Any]], columns: list[str], title: str, note: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:
+        print(f"{title}\n{markdown(rows)}\n{note}")
+        return
     table = Table(*columns, title=title, caption=note or None)
     for row in rows:
         table.add_row(*(_cell(row.get(name)) for name in columns))
