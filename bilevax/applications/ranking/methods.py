@@ -34,6 +34,8 @@ SURROGATES: dict[str, Callable[[Any], Surrogate]] = {
     "sigmoid": Sigmoid,
 }
 
+_EPSILON = 1e-12
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -75,7 +77,7 @@ class Settings:
     softness: Any = 0.1
     ridge: Any = 1e-3
     gate: Any = 1.0
-    evenness: Any = 1.0
+    evenness: Any = 0.0
     alpha: Any = 0.4
     beta: Any = 0.9
     gamma: Any = 0.1
@@ -161,7 +163,9 @@ def with_numbers(problem: Problem, settings: Settings) -> Problem:
 
 def make_solver(method: str, users: int, settings: Settings, steps: int) -> Any:
     """The solver of a method, for `users` blocks and so many steps."""
-    upper_step = optax.adamw(settings.learning_rate, weight_decay=settings.weight_decay)
+    # F is a mean over users, and a vector is in few of their lists: gradients of the NDCGs are of the size of
+    # Adam's usual ε, 1e-8, or less, and that would be a smaller step for them than for sums over pairs.
+    upper_step = optax.adamw(settings.learning_rate, eps=_EPSILON, weight_decay=settings.weight_decay)
     if method in LOSSES:
         return SONG(upper_step=upper_step, alpha=1.0, beta=1.0)
     if method == "song":
