@@ -26,7 +26,12 @@ Range = tuple[float, float]  # drawn evenly on a logarithmic scale
 
 COMMON: dict[str, Range] = {"learning_rate": (5e-4, 2e-3), "weight_decay": (0.1, 1.0)}
 TEMPERATURE: dict[str, Range] = {"temperature": (0.3, 2.0)}
-RANKS: dict[str, Range] = {"temperature": (0.3, 3.0), "alpha": (0.1, 0.8), "beta": (0.3, 1.0)}
+RANKS: dict[str, Range] = {
+    "temperature": (0.3, 3.0),
+    "alpha": (0.1, 0.9),
+    "beta": (0.3, 1.0),
+    "evenness": (0.1, 1.0),
+}
 THRESHOLDS: dict[str, Range] = {"gate": (0.3, 3.0), "softness": (0.05, 0.5)}
 CORRECTED: dict[str, Range] = {"gamma": (0.01, 1.0)}
 
