@@ -57,7 +57,8 @@ def test_flipped_labels_are_found(fitted):
 
 def test_what_was_learnt_can_be_looked_at(fitted):
     model, (X, *_) = fitted
-    assert model.coef_.shape == (1, 10) and model.intercept_.shape == (1,)
+    assert model.coef_.shape == (1, 10)
+    assert model.intercept_.shape == (1,)
     assert 0 < model.n_iter_ <= 1000
     assert set(model.history_) >= {"round", "step", "objective", "cross-validated loss"}
     assert sum(one["share"] for one in model.candidates_) == pytest.approx(1)
@@ -67,7 +68,7 @@ def test_what_was_learnt_can_be_looked_at(fitted):
 
 
 def test_the_bilevel_run_moves_the_weights_and_lowers_the_cross_validated_loss():
-    X, y, wrong, X_clean, y_clean, *_ = noisy_task(clean=100, seed=3)
+    X, y, _, X_clean, y_clean, *_ = noisy_task(clean=100, seed=3)
     learnt = ReweightedClassifier(random_state=0, rounds=1, max_iter=1500).fit(X, y, X_clean, y_clean)
     guessed = ReweightedClassifier(random_state=0, rounds=1, max_iter=0).fit(X, y, X_clean, y_clean)
     assert np.abs(learnt.sample_weight_ - guessed.sample_weight_).max() > 0.01
@@ -127,7 +128,8 @@ def test_the_same_seed_gives_the_same_model():
     one, two = (
         ReweightedClassifier(random_state=3, max_iter=60).fit(X, y, X_clean, y_clean) for _ in range(2)
     )
-    assert (one.coef_ == two.coef_).all() and (one.sample_weight_ == two.sample_weight_).all()
+    assert (one.coef_ == two.coef_).all()
+    assert (one.sample_weight_ == two.sample_weight_).all()
 
 
 def test_units_of_the_features_do_not_matter():
@@ -200,4 +202,5 @@ def test_bad_settings_are_refused(setting, value):
 def test_one_clean_row_is_enough_to_run():
     X, y, _, X_clean, y_clean, *_ = noisy_task()
     model = ReweightedClassifier(random_state=0).fit(X, y, X_clean[:1], y_clean[:1])
-    assert model.n_iter_ == 0 and np.isfinite(model.coef_).all()
+    assert model.n_iter_ == 0
+    assert np.isfinite(model.coef_).all()

@@ -31,26 +31,28 @@ _DENSE = 2**24  # entries up to which sparse features are made dense
 class ReweightedClassifier(ClassifierMixin, BaseEstimator):
     r"""A linear classifier that learns which labels to trust, with the help of a few clean rows.
 
-    1. A first guess: logistic regression on the noisy rows, calibrated on the clean ones, tells how likely every
-       label is to be right (`noise_model`).
+    1. A first guess: logistic regression on the noisy rows, calibrated on the clean ones, tells how likely
+       every label is to be right (`noise_model`).
     2. The weights of the noisy rows are learnt by multi-block bilevel optimization: F is the cross-validated
        loss, over the clean rows, of models that are fitted to weighted noisy rows and clean rows together
        (`cross_validated`). Learning stops when F is not getting better.
-    3. The final model is refitted on weighted noisy rows and clean rows together. It is the mean of a few candidates
-       (several ridges, the guessed weights, the clean rows alone), each with a share that falls with its
-       cross-validated loss, :math:`\propto \exp(-\text{loss summed over clean rows})`.
+    3. The final model is refitted on weighted noisy rows and clean rows together. It is the mean of a few
+       candidates (several ridges, the guessed weights, the clean rows alone), each with a share that falls
+       with its cross-validated loss, :math:`\propto \exp(-\text{loss summed over clean rows})`.
 
-    Features should be of similar scale, as for any regularised linear model: put a `StandardScaler` before it.
+    Features should be of similar scale, as for any regularised linear model: put a `StandardScaler` first.
 
     Args:
       folds: how many parts the clean rows are divided into, to judge weights and candidates.
       rounds: how often the weights are learnt: every round starts from a guess around the last round's model.
       max_iter: at most so many bilevel steps in a round.
-      patience: stop when the cross-validated loss has not improved for so many measurements (one in 100 steps).
+      patience: stop when the cross-validated loss has not improved for so many measurements, one in 100
+        steps.
       learning_rate: of what the rows' weights share.
-      row_deviation: how far a row's own part may take (the logit of) its weight; 0 leaves only what is shared.
+      row_deviation: how far a row's own part may take (the logit of) its weight; 0 leaves what is shared.
       batch_size: noisy rows, and clean rows, per block and step.
-      validation_fraction: `fit(X, y)` without clean rows holds out so much of the rows, and trusts their labels.
+      validation_fraction: `fit(X, y)` without clean rows holds out so much of the rows, and trusts their
+        labels.
       progress: "auto", "bar", "lines", or None for silence.
       random_state: seed or generator of the folds and of the bilevel run.
 
@@ -112,8 +114,8 @@ class ReweightedClassifier(ClassifierMixin, BaseEstimator):
         Args:
           X: rows (n, d), dense or scipy-sparse.
           y: their labels, some of which are wrong.
-          X_clean: rows (k, d) whose labels are right. Left out, a part of X is held out and its labels trusted:
-            that helps against rows that the model cannot explain, but not against wrong labels in that part.
+          X_clean: rows (k, d) whose labels are right. Left out, a part of X is held out and its labels
+            trusted: they had better be right.
           y_clean: their labels.
 
         Returns:
@@ -129,8 +131,8 @@ class ReweightedClassifier(ClassifierMixin, BaseEstimator):
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(
-                f"{type(self).__name__} needs samples of at least 2 classes in the data, but the data contains "
-                f"only one class: {self.classes_[0]!r}"
+                f"{type(self).__name__} needs samples of at least 2 classes in the data, but the data "
+                f"contains only one class: {self.classes_[0]!r}"
             )
         if (X_clean is None) != (y_clean is None):
             raise ValueError("X_clean and y_clean go together: give both or neither")
@@ -189,9 +191,10 @@ class ReweightedClassifier(ClassifierMixin, BaseEstimator):
     def _clean(self, X_clean: Any, y_clean: Any, X: Any) -> tuple[Any, np.ndarray]:
         if np.shape(X_clean)[:1] == (0,):
             raise ValueError("X_clean must have at least one row, got none")
-        rows, labels = validate_data(
+        checked: Any = validate_data(
             self, X_clean, y_clean, accept_sparse=_FORMATS, dtype=np.float64, reset=False
         )
+        rows, labels = checked
         unseen = np.setdiff1d(labels, self.classes_)
         if unseen.size:
             raise ValueError(f"y_clean contains previously unseen labels: {unseen.tolist()}")
@@ -201,7 +204,7 @@ class ReweightedClassifier(ClassifierMixin, BaseEstimator):
             rows = rows.toarray(order="C")
         if not sparse.issparse(rows):
             rows = rows - self._centre
-        return (rows / self._scale).astype(np.float32), np.searchsorted(self.classes_, labels)
+        return (rows / self._scale).astype(np.float32), np.asarray(np.searchsorted(self.classes_, labels))
 
     def _plan(self, random: np.random.RandomState) -> Plan:
         return Plan(
@@ -247,7 +250,7 @@ def _scaled(X: Any) -> tuple[Any, np.ndarray, float]:
 
 
 def _hold_out(codes: np.ndarray, fraction: float, random: np.random.RandomState) -> np.ndarray:
-    """A part of the rows with about the same classes; at least one row of every class that has two or more."""
+    """A part of the rows with about the same classes: some of every class that has two or more."""
     chosen = []
     for code in np.unique(codes):
         members = random.permutation(np.flatnonzero(codes == code))

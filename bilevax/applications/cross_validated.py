@@ -1,20 +1,23 @@
 r"""The weights of noisy rows, judged by cross-validation over the clean ones: a multi-block bilevel problem.
 
-Block (k, ρ) is a classifier with ridge ρ. It learns from the weighted noisy rows and from the clean rows that are
-not in fold k, and is judged on those in fold k:
+Block (k, ρ) is a classifier with ridge ρ. It learns from the weighted noisy rows and from the clean rows that
+are not in fold k, and is judged on those in fold k:
 
 .. math::
-    \min_x \frac1m \sum_{k, \rho} \frac{1}{|V_k|} \sum_{j \in V_k} \ell(y_{k\rho}(x), j) + \text{prior}(x), \qquad
-    y_{k\rho}(x) = \arg\min_y \sum_{j \text{ noisy}} w_j(x)\, \ell(y, j) + \sum_{j \in V \setminus V_k} \ell(y, j)
-        + \frac{\rho}{2} \|y\|^2
+    \min_x &\; \frac1m \sum_{k, \rho} \frac{1}{|V_k|} \sum_{j \in V_k} \ell(y_{k\rho}(x), j)
+        + \text{prior}(x) \\
+    y_{k\rho}(x) &= \arg\min_y \sum_{j \text{ noisy}} w_j(x)\, \ell(y, j)
+        + \sum_{j \in V \setminus V_k} \ell(y, j) + \frac{\rho}{2} \|y\|^2
 
-So F is the cross-validated loss of the very model that is fitted in the end, and x its hyper-parameters. A row's
-weight has something of its own and something that it shares, because few clean rows can teach little about one row:
+So F is the cross-validated loss of the very model that is fitted in the end, and x its hyper-parameters. A
+row's weight has something of its own and something that it shares, because few clean rows can teach little
+about one row:
 
 .. math:: w_j(x) = \sigma(a_j + \text{offset}_{c_j} + \text{slope} \cdot (a_j - \bar a) + \text{row}_j)
 
-where a_j is a guess (see `noise_model`) and c_j the row's label. A guess that was made with the help of clean rows
-knows something about them: so that F stays honest, the blocks of fold k start from a guess made without that fold.
+where a_j is a guess (see `noise_model`) and c_j the row's label. A guess that was made with the help of clean
+rows knows something about them: so that F stays honest, the blocks of fold k start from a guess made without
+that fold.
 """
 
 from __future__ import annotations
@@ -23,7 +26,6 @@ import dataclasses
 import functools
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,6 +43,7 @@ SHIFT_DEVIATION = 1.0  # how far the noisy rows' logits may be shifted; see `lin
 _DEVIATION = 1.0  # the prior's, of offsets and slope
 _ROW_STEP = 0.05  # of the weights' own parts, in units in which their prior has curvature 1
 _LOOSE = 1e-6  # the ridge of intercepts
+_LEAST_NOISY, _LEAST_CLEAN, _LEAST_FEATURES = 1024, 128, 16  # smaller data are padded to these: one program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +74,8 @@ class Plan:
 class NoisyAndClean(bx.Rows):
     """Batches of noisy rows and of clean rows outside the block's fold, as {"noisy": …, "clean": …}.
 
-    Arrays are padded to a few sizes, so that data of similar shape share one compilation; `count` and `offsets`
-    say what is not padding. The clean rows are sorted by fold.
+    Arrays are padded to a few sizes, so that data of similar shape share one compilation; `count` and
+    `offsets` say what is not padding. The clean rows are sorted by fold.
     """
 
     noisy: PyTree
@@ -82,8 +85,7 @@ class NoisyAndClean(bx.Rows):
     fold: Array
 
     def draw(self, random: bx.Stream, blocks: Array, size: int | None) -> bx.Batch:
-        _check_size(size)
-        fold, shape = self.fold[blocks], (blocks.shape[0], size)
+        fold, shape = self.fold[blocks], (blocks.shape[0], _checked(size))
         first, after = self.offsets[fold][:, None], self.offsets[fold + 1][:, None]
         total = self.offsets[-1]
         outside = (after + random.at(1).integers(shape, total - (after - first))) % total
@@ -99,10 +101,9 @@ class HeldOut(bx.Rows):
     fold: Array
 
     def draw(self, random: bx.Stream, blocks: Array, size: int | None) -> bx.Batch:
-        _check_size(size)
-        fold = self.fold[blocks]
+        fold, shape = self.fold[blocks], (blocks.shape[0], _checked(size))
         first, after = self.offsets[fold][:, None], self.offsets[fold + 1][:, None]
-        return bx.Batch(_take(self.clean, first + random.integers((blocks.shape[0], size), after - first)))
+        return bx.Batch(_take(self.clean, first + random.integers(shape, after - first)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +134,7 @@ def learn_weights(
     Args:
       noisy: rows, dense or scipy-sparse, and class codes.
       clean: the same of the clean rows.
-      guess: (folds + 1, n), guesses at the weights, in (0, 1): one without each fold, and one with all clean rows.
+      guess: (folds + 1, n), guesses at the weights, in (0, 1): without each fold, and with all clean rows.
       fold: the fold of every clean row.
       models: for every fold and ridge the model that fits the guess: where the blocks start from.
       plan: how to run.
@@ -142,7 +143,7 @@ def learn_weights(
       The weights with the least cross-validated loss that was met.
     """
     problem = make_problem(noisy, clean, guess, fold, list(models), plan.row_deviation)
-    size = jax.tree.leaves(problem.lower_data[0].noisy)[0].shape[0]
+    size = bucket(guess.shape[1], _LEAST_NOISY)
     width = len(next(iter(models.values())).intercept)
     classes = 2 if width == 1 else width
     x0 = {"offset": jnp.zeros(classes), "slope": jnp.zeros(()), "row": jnp.zeros(size)}
@@ -198,7 +199,10 @@ def make_problem(
         if "dense" in rows["row"]:
             more = _width(noisy[0]) - noisy[0].shape[1]
             rows["row"] = {"dense": np.pad(rows["row"]["dense"], ((0, 0), (0, more)))}
-    noisy_rows, clean_rows = _padded(noisy_rows, bucket(n, 1024)), _padded(clean_rows, bucket(k, 128))
+    noisy_rows, clean_rows = (
+        _padded(noisy_rows, bucket(n, _LEAST_NOISY)),
+        _padded(clean_rows, bucket(k, _LEAST_CLEAN)),
+    )
     of_block = np.array([one for one, _ in blocks], np.int32)
     inside = np.diff(offsets)[of_block]
 
@@ -234,7 +238,7 @@ def row_weights(x: PyTree, rows: PyTree, block: PyTree) -> Array:
 @jax.jit
 def cross_validated_loss(problem: bx.Problem, y: PyTree) -> Array:
     """The mean over blocks of the loss on all clean rows of their folds."""
-    source = problem.upper_data
+    source: Any = problem.upper_data
     rows, labels = source.clean["row"], source.clean["label"]
     place = jnp.arange(labels.shape[0])
 
@@ -310,7 +314,7 @@ def _stacked(models: list[Linear], features: int) -> PyTree:
 
 def _width(rows: Any) -> int:
     """To how many features rows are padded."""
-    return bucket(rows.shape[1], 16) if rows.shape[1] <= 64 else rows.shape[1]
+    return bucket(rows.shape[1], _LEAST_FEATURES) if rows.shape[1] <= 64 else rows.shape[1]
 
 
 def _padded(rows: PyTree, size: int) -> PyTree:
@@ -328,6 +332,7 @@ def _logit(chance: np.ndarray) -> np.ndarray:
     return np.log(chance) - np.log1p(-chance)
 
 
-def _check_size(size: int | None) -> None:
+def _checked(size: int | None) -> int:
     if size is None:
         raise ValueError("batch_size must be given: these rows are padded, and cannot all be taken at once")
+    return size

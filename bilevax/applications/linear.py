@@ -123,7 +123,7 @@ def fit(
         loss, slope = _losses_and_slopes(model.logits(rows) + moved[:, None] * model.shift, one_hot)
         slope *= weight[:, None]
         parts = [np.asarray(transposed @ slope.astype(rows.dtype)).ravel(), slope.sum(0), moved @ slope]
-        value = weight @ loss + 0.5 * (scales @ vector**2)
+        value = float(weight @ loss + 0.5 * (scales @ vector**2))
         return value, np.concatenate(parts) + scales * vector
 
     first = np.zeros(features * width + 2 * width) if start is None else start.vector()

@@ -1,12 +1,12 @@
 r"""How labels are wrong: which class is mistaken for which, and how often.
 
-A row whose clean logits are t has, among the noisy rows, the true class k with probability p_k = softmax(t + δ)_k, where δ
-says that classes are differently frequent there; and the label c with probability Σ_k p_k T_kc. The two that
-follow are what the weights of rows are started from:
+A row whose clean logits are t has, among the noisy rows, the true class k with probability
+p_k = softmax(t + δ)_k, where δ says that classes are differently frequent there; and the label c with
+probability Σ_k p_k T_kc. Two things follow:
 
 - the chance that a label is right, q = p_c T_cc / Σ_k p_k T_kc;
-- the efficient weight, w = κ p_c / Σ_k p_k T_kc with κ = (tr T − 1)/(C − 1). With two classes the gradient of the
-  weighted logistic loss, w (e_c − p), is that of log Σ_k p_k T_kc: weighted rows then lose no information.
+- the efficient weight, w = κ p_c / Σ_k p_k T_kc with κ = (tr T − 1)/(C − 1). With two classes the gradient of
+  the weighted logistic loss is then that of the labels' likelihood: weighting loses no information.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Found:
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A model on all rows, those without each fold, and the loss of the latter on the folds they have not seen."""
+    """A model on all rows, those without each fold, and the loss of the latter on the folds left out."""
 
     name: str
     weights: np.ndarray | None
@@ -96,7 +96,8 @@ def learn(noisy: Labelled, clean: Labelled, fold: np.ndarray, classes: int, roun
         {"weights": one.name, "ridge": one.ridge, "loss": one.loss, "share": float(share)}
         for one, share in zip(candidates, shares, strict=True)
     ]
-    return Found(bench.mean(candidates), best[0].weights, rows, _joined(histories), steps)
+    weights = guess[-1] if best[0].weights is None else best[0].weights
+    return Found(bench.mean(candidates), weights, rows, _joined(histories), steps)
 
 
 class Bench:
@@ -105,10 +106,10 @@ class Bench:
     def __init__(self, noisy: Labelled, clean: Labelled, fold: np.ndarray, classes: int):
         self.clean, self.fold, self.classes = clean, fold, classes
         self.count = int(fold.max()) + 1
-        stack = sparse.vstack if sparse.issparse(noisy[0]) else np.concatenate
-        self.rows = stack([noisy[0], clean[0]])
-        if sparse.issparse(self.rows):
-            self.rows = self.rows.tocsr()
+        parts = [noisy[0], clean[0]]
+        self.rows: Any = (
+            sparse.csr_matrix(sparse.vstack(parts)) if sparse.issparse(noisy[0]) else np.concatenate(parts)
+        )
         self.codes = np.concatenate([noisy[1], clean[1]])
         self.noisy = np.arange(len(self.codes)) < len(noisy[1])
 
@@ -200,7 +201,7 @@ def first_guess(noisy: Labelled, clean: Labelled, classes: int) -> np.ndarray:
 
 
 def _regularised(rows: Any, codes: np.ndarray, classes: int) -> Linear:
-    """Logistic regression on noisy rows alone; its ridge is chosen by fitting one half and looking at the other."""
+    """Logistic regression on noisy rows alone; its ridge is chosen by how one half predicts the other."""
     half = np.arange(len(codes)) % 2 == 0
     model, best, chosen = None, np.inf, _GUESS_RIDGES[0]
     for ridge in _GUESS_RIDGES:

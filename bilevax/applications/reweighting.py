@@ -1,11 +1,11 @@
-r"""Noisy labels as a multi-block bilevel problem: one weight per training row, one classifier per temperature.
+r"""Noisy labels as a multi-block bilevel problem: one weight per row, one classifier per temperature.
 
 .. math::
     \min_x \frac1m \sum_i \frac{1}{|V|} \sum_{k \in V} \ell(y_i(x)^\top r_k / T_i, c_k), \qquad
     y_i(x) = \arg\min_y \frac1n \sum_j \sigma(x_j) \, \ell(y^\top r_j / T_i, c_j) + \frac{\lambda}{2} \|y\|^2
 
-The weights σ(x) of the training rows are shared by all blocks, which are judged on clean rows V. A temperature is
-a strength of regularisation, λT², so that no single one has to be chosen.
+The weights σ(x) of the training rows are shared by all blocks, which are judged on clean rows V. A
+temperature is a strength of regularisation, λT², so that no single one has to be chosen.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def reweighting(
       The problem, and a start.
 
     Raises:
-      ValueError: shapes that do not fit, a single class, classes that only the clean rows have, entries that are
-        not finite, or sparse rows too many to store.
+      ValueError: shapes that do not fit, a single class, classes that only the clean rows have, entries that
+        are not finite, or sparse rows too many to store.
 
     Example:
       >>> import bilevax as bx, jax, numpy as np
@@ -141,7 +141,7 @@ def as_rows(X: Any, *, intercept: bool, like: Any = None) -> dict[str, np.ndarra
         dense = np.asarray(X.toarray() if sparse.issparse(X) else X, np.float32)
         _check_finite(dense)
         return {"dense": np.c_[dense, np.ones((len(dense), 1), np.float32)] if intercept else dense}
-    rows = sparse.csr_matrix(X, dtype=np.float32)
+    rows: Any = sparse.csr_matrix(X, dtype=np.float32)
     _check_finite(rows.data)
     lengths = np.diff(rows.indptr)
     width = max(int(lengths.max(initial=0)), 1) + intercept
