@@ -237,7 +237,7 @@ def _paper_row(
     print(f"noise {noise}: {len(splits)} seeds of logistic regression and of the bilevel methods")
     found = {PLAIN: [_plain(one) for one in splits]}
     for name, method in config["methods"].items():
-        found[name] = bilevel(splits, method, settings.steps or config["steps"], config)
+        found[name] = bilevel(splits, method, settings.steps or method["steps"], config)
     row: dict[str, Any] = {"noise": noise}
     for (name, accuracy), published in zip(found.items(), PAPER[noise], strict=True):
         row |= {
