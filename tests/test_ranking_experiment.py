@@ -1,12 +1,13 @@
 """The ranking experiment on a small table: what it writes, and what it counts."""
 
 import json
+import os
 
 import jax
 import numpy as np
 import pytest
 
-from bilevax.applications.ranking import METHODS, Settings, Trainings
+from bilevax.applications.ranking import METHODS, Popularity, Settings, Trainings, evaluate, summarize
 from bilevax.data import generate
 from bilevax.experiments import ndcg, ndcg_speed, ndcg_tune
 
@@ -89,3 +90,15 @@ def test_paired_differences_are_over_users_of_means_over_seeds():
     assert mean == pytest.approx(difference.mean())
     assert error == pytest.approx(difference.std(ddof=1) / np.sqrt(49))
     assert jax.tree.leaves(made(one).means("ndcg@10"))[0].shape == (3,)
+
+
+@pytest.mark.skipif("BILEVAX_DATA" not in os.environ, reason="BILEVAX_DATA names no folder with ml-1m.zip")
+def test_popularity_on_movielens():
+    """The split and the protocol, by figures that an independent program found for them."""
+    parts = ndcg.load_parts("ml-1m")
+    assert (parts.train.users, parts.train.item_count, parts.train.pairs) == (6040, 3706, 939_809)
+    model = Popularity()
+    counts = model.count(parts.train)
+    found = summarize(jax.jit(lambda x: evaluate(model, x, parts.held_test, (10, 50)))(counts))
+    assert found["ndcg@10"] == pytest.approx(0.0337, abs=5e-5)
+    assert found["ndcg@50"] == pytest.approx(0.0692, abs=5e-5)

@@ -49,7 +49,7 @@ def parts(table):
 
 @pytest.fixture(scope="module")
 def fitted(table):
-    recommender = TopKRecommender(model="mf", width=4, epochs=4, every=2, held_out=2, settings=SMALL)
+    recommender = TopKRecommender("song", model="mf", width=4, epochs=4, every=2, held_out=2, settings=SMALL)
     return recommender.fit(table, progress=None)
 
 
@@ -84,10 +84,12 @@ def test_runs_side_by_side_are_the_runs_one_by_one(parts):
     arguments = {"epochs": 4, "every": 2, "dev": hold_out(dev, [ratings]), "cutoffs": (10,)}
     keys = jax.random.split(jax.random.key(1), 2)
     both = train_many(
-        ratings, model, "song", settings, {"beta": [0.9, 0.5]}, keys=keys,
+        ratings, model, "ranknet", settings, {"learning_rate": [0.02, 0.005]}, keys=keys,
         test=hold_out(test, [ratings, dev]), **arguments,
     )  # fmt: skip
-    alone = train_many(ratings, model, "song", settings, {"beta": [0.5]}, keys=keys[1:], **arguments)
+    alone = train_many(
+        ratings, model, "ranknet", settings, {"learning_rate": [0.005]}, keys=keys[1:], **arguments
+    )
     np.testing.assert_allclose(both.dev[1], alone.dev[0], rtol=1e-4)
     assert both.test["ndcg@10"].shape == (2, 40)
     assert both.means("ndcg@10").shape == (2,)
