@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import bilevax as bx
-from bilevax.curvature import flatten_slots, raise_eigenvalues, run_if, solve, unflatten_slots
+from bilevax.curvature import flatten_slots, positive_part, raise_eigenvalues, run_if, solve, unflatten_slots
 
 FLOOR = 0.5
 
@@ -181,3 +181,30 @@ def test_the_slots_of_a_tree_are_flattened_and_back():
 def test_run_if_runs_if(condition):
     one = jax.jit(lambda condition, x: run_if(condition, lambda: x + 1, x))
     assert float(one(condition, 2.0)) == (3.0 if condition else 2.0)
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(np.float32, 4e-6), (np.float64, 1e-14)])
+def test_the_positive_part_is_had_by_products_alone(dtype, error):
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        steep = np.geomspace(1e-9, 1, 30)
+        for spectrum in (np.linspace(-1, 1, 30), steep, -steep, np.zeros(30)):
+            basis = np.linalg.qr(rng.normal(size=(30, 30)))[0]
+            whole = 7.0 * (basis * spectrum) @ basis.T
+            expected = 7.0 * (basis * np.maximum(spectrum, 0)) @ basis.T
+            found = np.asarray(positive_part(jnp.asarray(whole, dtype)[None])[0], float)
+            np.testing.assert_allclose(found, expected, atol=error * np.linalg.norm(whole))
+            assert np.linalg.eigvalsh(found).min() >= -1e-7 * error
+
+
+def test_eigenvalues_are_raised_by_products_as_by_decomposition(monkeypatch):
+    rng = np.random.default_rng(1)
+    noise = rng.normal(size=(5, 12, 12)).astype(np.float32)
+    matrices = jnp.asarray(noise + noise.swapaxes(1, 2)) + 3 * jnp.eye(12)
+    matrices = matrices.at[0].set(jnp.eye(12))
+    decomposed, counted = raise_eigenvalues(matrices, jnp.asarray(0.5))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    multiplied, also = raise_eigenvalues(matrices, jnp.asarray(0.5))
+    assert int(counted) == int(also) > 0
+    np.testing.assert_allclose(multiplied, decomposed, atol=1e-4)
+    np.testing.assert_array_equal(multiplied[0], matrices[0])
