@@ -12,7 +12,8 @@ from sklearn.linear_model import LogisticRegression
 
 import bilevax as bx
 from bilevax.applications import linear, noise_model
-from bilevax.applications.cross_validated import bucket, cross_validated_loss, make_problem
+from bilevax.applications.cross_validated import cross_validated_loss, make_problem
+from bilevax.applications.fold_rows import bucket
 from bilevax.applications.reweighting import as_rows, products, reweighting
 
 

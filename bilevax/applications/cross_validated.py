@@ -34,6 +34,7 @@ from jax import Array
 from scipy.special import expit
 
 import bilevax as bx
+from bilevax.applications.fold_rows import HeldOut, NoisyAndClean, bucket, padded
 from bilevax.applications.linear import Linear
 from bilevax.applications.reweighting import as_rows, cross_entropy, products
 
@@ -69,41 +70,6 @@ class Plan:
     every: int = 100
     progress: Any = None
     seed: int = 0
-
-
-class NoisyAndClean(bx.Rows):
-    """Batches of noisy rows and of clean rows outside the block's fold, as {"noisy": …, "clean": …}.
-
-    Arrays are padded to a few sizes, so that data of similar shape share one compilation; `count` and
-    `offsets` say what is not padding. The clean rows are sorted by fold.
-    """
-
-    noisy: PyTree
-    clean: PyTree
-    count: Array
-    offsets: Array
-    fold: Array
-
-    def draw(self, random: bx.Stream, blocks: Array, size: int | None) -> bx.Batch:
-        fold, shape = self.fold[blocks], (blocks.shape[0], _checked(size))
-        first, after = self.offsets[fold][:, None], self.offsets[fold + 1][:, None]
-        total = self.offsets[-1]
-        outside = (after + random.at(1).integers(shape, total - (after - first))) % total
-        inside = random.at(0).integers(shape, self.count)
-        return bx.Batch({"noisy": _take(self.noisy, inside), "clean": _take(self.clean, outside)})
-
-
-class HeldOut(bx.Rows):
-    """Batches of clean rows in the block's fold."""
-
-    clean: PyTree
-    offsets: Array
-    fold: Array
-
-    def draw(self, random: bx.Stream, blocks: Array, size: int | None) -> bx.Batch:
-        fold, shape = self.fold[blocks], (blocks.shape[0], _checked(size))
-        first, after = self.offsets[fold][:, None], self.offsets[fold + 1][:, None]
-        return bx.Batch(_take(self.clean, first + random.integers(shape, after - first)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,8 +166,8 @@ def make_problem(
             more = _width(noisy[0]) - noisy[0].shape[1]
             rows["row"] = {"dense": np.pad(rows["row"]["dense"], ((0, 0), (0, more)))}
     noisy_rows, clean_rows = (
-        _padded(noisy_rows, bucket(n, _LEAST_NOISY)),
-        _padded(clean_rows, bucket(k, _LEAST_CLEAN)),
+        padded(noisy_rows, bucket(n, _LEAST_NOISY)),
+        padded(clean_rows, bucket(k, _LEAST_CLEAN)),
     )
     of_block = np.array([one for one, _ in blocks], np.int32)
     inside = np.diff(offsets)[of_block]
@@ -248,18 +214,6 @@ def cross_validated_loss(problem: bx.Problem, y: PyTree) -> Array:
         return jnp.sum(inside * cross_entropy(_logits(y, rows), labels)) / (after - first)
 
     return jnp.mean(jax.vmap(of_block)(y, source.fold))
-
-
-def bucket(size: int, least: int) -> int:
-    """The size to which an axis is padded: a power of two if it is small, else an eighth of one in steps.
-
-    Example:
-      >>> bucket(10, 64), bucket(100, 64), bucket(15_000, 64)
-      (64, 128, 15360)
-    """
-    power = max(least, 1 << max(size - 1, 0).bit_length())
-    step = power if power <= 4096 else power // 16
-    return -(-size // step) * step if size > least else least
 
 
 def _logits(y: PyTree, rows: PyTree) -> Array:
@@ -317,22 +271,5 @@ def _width(rows: Any) -> int:
     return bucket(rows.shape[1], _LEAST_FEATURES) if rows.shape[1] <= 64 else rows.shape[1]
 
 
-def _padded(rows: PyTree, size: int) -> PyTree:
-    def pad(leaf: np.ndarray) -> Array:
-        return jnp.asarray(np.pad(leaf, [(0, size - len(leaf))] + [(0, 0)] * (leaf.ndim - 1)))
-
-    return jax.tree.map(pad, rows)
-
-
-def _take(rows: PyTree, index: Array) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf.at[index].get(mode="promise_in_bounds"), rows)
-
-
 def _logit(chance: np.ndarray) -> np.ndarray:
     return np.log(chance) - np.log1p(-chance)
-
-
-def _checked(size: int | None) -> int:
-    if size is None:
-        raise ValueError("batch_size must be given: these rows are padded, and cannot all be taken at once")
-    return size

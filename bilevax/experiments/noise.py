@@ -24,6 +24,7 @@ import numpy as np
 import bilevax as bx
 from bilevax.applications.reweighting import reweighting
 from bilevax.data import Dataset, flip_labels, load, remove_positives, split_rows
+from bilevax.experiments.noise_baselines import BASELINES, Corrupted, baselines, plain
 from bilevax.experiments.report import Report, spread
 
 CONFIG = Path(__file__).parent / "configs" / "noise.json"
@@ -37,7 +38,6 @@ PAPER = {  # accuracies of logistic regression, m = 1 and m = 100, in the paper'
 }
 PLAIN = "logistic regression"
 OURS = "ReweightedClassifier"
-BASELINES = ("noisy rows", "clean rows", "both", "CleanLearning")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,19 +65,6 @@ class Settings:
     fit: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True)
-class Corrupted:
-    """One split: noisy rows, which of their labels are wrong, clean rows, test rows."""
-
-    X: Any
-    y: np.ndarray
-    wrong: np.ndarray
-    X_clean: Any
-    y_clean: np.ndarray
-    X_test: Any
-    y_test: np.ndarray
-
-
 def run(settings: Settings, folder: str | Path, *, quick: bool = False) -> dict[str, list[dict[str, Any]]]:
     """Fits everything; writes tables and a plot into a folder.
 
@@ -88,7 +75,7 @@ def run(settings: Settings, folder: str | Path, *, quick: bool = False) -> dict[
         settings = dataclasses.replace(
             settings,
             seeds=2,
-            noises=("0*", "0.4"),
+            noises=("0.4",),
             user_noises=("0.4",),
             clean=(50, None),
             steps=300,
@@ -180,62 +167,12 @@ def bilevel(
     return out
 
 
-def baselines(one: Corrupted, seed: int) -> tuple[dict[str, float], np.ndarray]:
-    """Test accuracies of what one would try first, and cleanlab's quality of the noisy labels."""
-    from cleanlab.classification import CleanLearning
-
-    noisy, clean, test = one.X.toarray(), one.X_clean.toarray(), one.X_test.toarray()
-    both = np.concatenate([noisy, clean]), np.concatenate([one.y, one.y_clean])
-    # One job: its others are forks of this process, which JAX does not survive.
-    alone = {"n_jobs": 1}
-    learning = CleanLearning(_logistic(), seed=seed, verbose=False, find_label_issues_kwargs=alone)
-    # The rows known to be clean are given to cleanlab with the others: it has no way to be told.
-    learning.fit(both[0], (both[1] > 0).astype(int))
-    issues: Any = learning.get_label_issues()
-    quality = issues["label_quality"].to_numpy()[: len(one.y)]
-    models = {
-        "noisy rows": _logistic().fit(noisy, one.y),
-        "clean rows": _validated(clean, one.y_clean),
-        "both": _validated(*both, choices=5, most_folds=3),
-    }
-    scores = {name: float(np.mean(model.predict(test) == one.y_test)) for name, model in models.items()}
-    scores["CleanLearning"] = float(np.mean(learning.predict(test) == (one.y_test > 0)))
-    return scores, quality
-
-
-def _logistic(**settings: Any) -> Any:
-    from sklearn.linear_model import LogisticRegression
-
-    return LogisticRegression(solver="newton-cholesky", **settings)
-
-
-def _plain(one: Corrupted) -> float:
-    """The test accuracy of logistic regression on the noisy rows."""
-    return float(_logistic().fit(one.X.toarray(), one.y).score(one.X_test.toarray(), one.y_test))
-
-
-def _validated(X: np.ndarray, y: np.ndarray, choices: int = 7, most_folds: int = 5) -> Any:
-    """Logistic regression, C chosen from 10⁻⁴ to 10² by cross-validation of the log-loss."""
-    from sklearn.model_selection import GridSearchCV, StratifiedKFold
-
-    folds = min(most_folds, np.unique(y, return_counts=True)[1].min())
-    if folds < 2:
-        return _logistic(C=0.1).fit(X, y)
-    search = GridSearchCV(
-        _logistic(),
-        {"C": np.logspace(-4, 2, choices)},
-        scoring="neg_log_loss",
-        cv=StratifiedKFold(int(folds), shuffle=True, random_state=0),
-    )
-    return search.fit(X, y)
-
-
 def _paper_row(
     data: Dataset, noise: str, seeds: range, config: dict[str, Any], settings: Settings
 ) -> dict[str, Any]:
     splits = [corrupt(data, noise, seed, config) for seed in seeds]
     print(f"noise {noise}: {len(splits)} seeds of logistic regression and of the bilevel methods")
-    found = {PLAIN: [_plain(one) for one in splits]}
+    found = {PLAIN: [plain(one) for one in splits]}
     for name, method in config["methods"].items():
         found[name] = bilevel(splits, method, settings.steps or method["steps"], config)
     row: dict[str, Any] = {"noise": noise}
