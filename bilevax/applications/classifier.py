@@ -24,7 +24,6 @@ from bilevax.applications.cross_validated import Plan
 from bilevax.applications.linear import all_logits
 from bilevax.applications.refit import SIZE, learn
 
-_FORMATS = ("csr", "csc", "coo", "lil", "dok", "dia", "bsr")
 _DENSE = 2**24  # entries up to which sparse features are made dense
 
 
@@ -126,7 +125,7 @@ class ReweightedClassifier(ClassifierMixin, BaseEstimator):
         """
         self._check_parameters()
         random = check_random_state(self.random_state)
-        X, y = validate_data(self, X, y, accept_sparse=_FORMATS, dtype=np.float64, accept_large_sparse=False)
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, accept_large_sparse=False)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
@@ -169,7 +168,7 @@ class ReweightedClassifier(ClassifierMixin, BaseEstimator):
     def decision_function(self, X: Any) -> np.ndarray:
         """Logits: of the second of two classes, (n,), or of all classes, (n, C)."""
         check_is_fitted(self)
-        X = validate_data(self, X, accept_sparse=_FORMATS, dtype=np.float64, reset=False)
+        X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
         logits = np.asarray(X @ self.coef_.T) + self.intercept_
         return logits[:, 0] if logits.shape[1] == 1 else logits
 
@@ -192,7 +191,7 @@ class ReweightedClassifier(ClassifierMixin, BaseEstimator):
         if np.shape(X_clean)[:1] == (0,):
             raise ValueError("X_clean must have at least one row, got none")
         checked: Any = validate_data(
-            self, X_clean, y_clean, accept_sparse=_FORMATS, dtype=np.float64, reset=False
+            self, X_clean, y_clean, accept_sparse="csr", dtype=np.float64, reset=False
         )
         rows, labels = checked
         unseen = np.setdiff1d(labels, self.classes_)
