@@ -60,6 +60,41 @@ def ablation(
         ablation.run(settings, out / "ablation", quick=quick)
 
 
+@reproduce_app.command()
+def noise(
+    seeds: Annotated[int, typer.Option(help="splits, each with corruptions of its own")] = 5,
+    seed: Seed = 0,
+    out: Out = RESULTS,
+    quick: Quick = False,
+) -> None:
+    """Test accuracy under noisy labels, with all or few clean rows, beside the paper and cleanlab."""
+    from bilevax.experiments import noise
+
+    with errors_as_messages():
+        noise.run(noise.Settings(seeds=seeds, first_seed=seed), out / "noise", quick=quick)
+
+
+@reproduce_app.command()
+def ndcg(
+    data: Annotated[str, typer.Option(help="ml-1m, ml-20m, netflix, or generated: like-ml-1m, …")] = "ml-1m",
+    method: Annotated[list[str] | None, typer.Option(help="methods; all if left out")] = None,
+    seeds: Annotated[int, typer.Option(help="runs per method, side by side")] = 5,
+    epochs: Annotated[int, typer.Option(help="of every run")] = 250,
+    seed: Seed = 0,
+    out: Out = RESULTS,
+    quick: Quick = False,
+) -> None:
+    """Test NDCG of every ranking method, full ranking, beside the paper's table."""
+    from bilevax.experiments import ndcg
+
+    settings = ndcg.Settings(data=data, seeds=seeds, first_seed=seed, epochs=epochs)
+    settings = dataclasses.replace(settings, methods=tuple(method or settings.methods))
+    if quick:
+        settings = dataclasses.replace(settings, users=200, seeds=2, epochs=2, warm_up=1, every=1, width=8)
+    with errors_as_messages():
+        ndcg.run(settings, out / "ndcg", quick=quick)
+
+
 def tune(
     problem: Annotated[str, typer.Argument(help="a8a or w8a")],
     method: Annotated[list[str] | None, typer.Option(help="methods; all if left out")] = None,

@@ -22,15 +22,15 @@ from bilevax.experiments.report import Report
 RIDGES = (1e-5, 1e-4, 1e-3, 1e-2)
 WIDE: dict[str, dict[str, tuple[float, ...]]] = {
     "BSVRBv2": {
-        "upper_step": (1, 10, 100, 1000),
-        "lower_step": (0.02, 0.1, 0.5),
+        "upper_step": (10, 100, 1000, 10_000),
+        "lower_step": (0.1, 0.5, 2.5),
         "alpha": (0.1, 0.5, 0.9),
         "gamma": (0.1, 1, 10),
         "beta": (0.01, 0.1, 0.5),
     },
     "RSVRB": {
-        "upper_step": (1, 10, 100, 1000),
-        "lower_step": (0.004, 0.02, 0.1, 0.5),
+        "upper_step": (10, 100, 1000, 10_000),
+        "lower_step": (0.02, 0.1, 0.5, 2.5),
         "beta": (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.5, 0.9),
     },
 }

@@ -1,0 +1,136 @@
+"""The experiments on the hyper-parameter problem run, and write what they promise; on rows of our own."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+pytest.importorskip("typer")
+pytest.importorskip("matplotlib")
+from typer.testing import CliRunner
+
+from bilevax import data
+from bilevax.cli import app
+from bilevax.experiments import ablation, hyperopt, tune, validation
+
+
+@pytest.fixture(autouse=True)
+def small_data(monkeypatch):
+    """A data set of 300 rows in place of a8a and w8a."""
+
+    def load(name, **options):
+        rng = np.random.default_rng(0)
+        rows = (rng.random((400, 6)) < 0.4).astype(np.float32)
+        labels = np.where(rows @ rng.normal(size=6) > 0, 1, -1)
+        whole = sparse.csr_matrix(rows)
+        return data.Dataset(name, whole[:300], labels[:300], whole[300:], labels[300:])
+
+    monkeypatch.setattr(data, "load", load)
+
+
+def read(path):
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_no_validation_row_is_trained_on():
+    split = validation.load_split("a8a", seed=3)
+    assert (split.X.shape[0], split.X_validation.shape[0]) == (240, 60)
+    train, held = data.split_rows(300, 0.2, seed=3)
+    assert not set(train) & set(held)
+
+
+def test_the_validation_loss_is_the_mean_over_blocks_and_rows():
+    import jax
+
+    import bilevax as bx
+
+    split = validation.load_split("a8a", seed=0)
+    task = validation.make_task(split, 1e-3, 0, blocks=5)
+    state = bx.BSVRBv2(upper_step=1.0).init(
+        task.problem, task.x0, task.y0 + 0.3, key=jax.random.key(0), blocks_per_step=2, batch_size=4
+    )
+    logits = task.logits(split.X_validation, state.y)
+    signed = np.where(split.y_validation == 1, logits, -logits)
+    expected = np.mean(np.logaddexp(0, -signed))
+    assert float(validation.validation_loss(task.problem, state)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["a8a", "w8a"])
+def test_the_tuned_settings_name_every_method(name):
+    config = validation.tuned(name)
+    assert config["ridge"] in tune.RIDGES
+    for method in validation.METHODS:
+        assert validation.make_solver(method, config[method])
+        assert set(config[method]) == set(tune.WIDE[method])
+
+
+def test_hyperopt_writes_a_table_a_plot_and_the_settings(tmp_path):
+    settings = hyperopt.Settings(data=("a8a",), methods=("BSVRBv2", "RSVRB"), trials=2, steps=40, blocks=10)
+    curves = hyperopt.run(settings, tmp_path)
+    rows = read(tmp_path / "hyperopt.csv")
+    assert [row["method"] for row in rows] == ["BSVRBv2", "RSVRB"]
+    assert rows[1]["times faster"] == "1.0"
+    facts = json.loads((tmp_path / "settings.json").read_text(encoding="utf-8"))
+    assert facts["settings"]["trials"] == 2
+    assert (tmp_path / "hyperopt.png").stat().st_size > 1000
+    (first, _) = curves["a8a"]["BSVRBv2"]
+    assert first.epochs[-1] == pytest.approx(40 / (240 / 32))
+    assert first.loss[-1] < first.loss[0]
+
+
+def test_a_curve_says_when_it_was_low_enough():
+    curve = hyperopt.Curve(np.arange(3.0), np.array([1.0, 2.0, 4.0]), np.array([0.5, 0.3, 0.2]))
+    assert curve.seconds_to(0.3) == 2.0
+    assert curve.seconds_to(0.1) == np.inf
+
+
+def test_ablation_reports_the_speed_up_in_steps():
+    step, seconds = np.arange(1, 5) * 10, np.arange(1.0, 5.0)
+
+    def curve(value, loss):
+        return ablation.Curve("BSVRBv2", "I", value, step, seconds, np.array(loss), np.zeros(4))
+
+    slow, fast = curve(1, [0.9, 0.8, 0.7, 0.6]), curve(2, [0.8, 0.6, 0.5, 0.4])
+    rows = ablation.table([slow, fast])
+    assert [row["steps"] for row in rows] == [40, 20]
+    assert rows[1]["speed-up in steps"] == "2.0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "files"),
+    [
+        (["reproduce", "ablation", "--quick", "--method", "BSVRBv2"], ["ablation.csv", "ablation.png"]),
+        (["tune", "a8a", "--quick", "--method", "BSVRBv2"], ["tune.md", "settings.json"]),
+    ],
+)
+def test_commands_write_their_results(arguments, files, tmp_path):
+    result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    (folder,) = tmp_path.iterdir()
+    for file in files:
+        assert (folder / file).stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["tune", "a8a", "--method", "SGD"], "methods must be some of"),
+        (["tune", "a8a", "--grid", "fine"], "grid must be one of"),
+    ],
+)
+def test_wrong_arguments_are_a_message_not_a_traceback(arguments, words, tmp_path):
+    result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert words in result.output
+
+
+def test_trials_are_different_settings_of_the_grid():
+    drawn = tune.draw_trials({"a": (1, 2, 3), "b": (4, 5)}, 4, seed=0)
+    pairs = set(zip(drawn["a"], drawn["b"], strict=True))
+    assert len(pairs) == 4
+    assert len(tune.draw_trials({"a": (1, 2, 3)}, 10, seed=0)["a"]) == 3
