@@ -1,0 +1,119 @@
+"""What every family of the suite offers: a problem, and all that is to be known about it."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from bilevax.problem import Problem
+from bilevax.testing.settings import Settings
+from bilevax.theory import Constants
+
+
+@dataclass(frozen=True)
+class Region:
+    """Where the constants of a family hold: ‖x‖ ≤ x_radius and ‖y_i‖ ≤ y_radius (levels stacked).
+
+    It holds x0, the solution if known, y0 = 0, and y_i(x) for every x in it.
+    """
+
+    x_radius: float
+    y_radius: float
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Family(abc.ABC):
+    r"""A problem with known truth, :math:`F(x) = \frac1m \sum_i f_i(x, y_i(x))` on all rows.
+
+    The truth is computed in float64 NumPy from the data before it is rounded to `settings.dtype`; it
+    shares no code with the solvers or the diagnostics.
+
+    Attributes:
+      settings: what the family was made from.
+      problem: the `bilevax.Problem`.
+      x0, y0: where a run may start; y0 is None for mean levels, and a dict if the levels have names.
+    """
+
+    settings: Settings
+    problem: Problem
+    x0: np.ndarray
+    y0: Any
+
+    @property
+    @abc.abstractmethod
+    def solution(self) -> np.ndarray | None:
+        """A minimiser of F; None if not known."""
+
+    @property
+    @abc.abstractmethod
+    def least(self) -> float | None:
+        """min F; None if not known."""
+
+    @cached_property
+    @abc.abstractmethod
+    def region(self) -> Region:
+        """Where `constants` hold."""
+
+    @cached_property
+    @abc.abstractmethod
+    def constants(self) -> Constants:
+        """The constants of the paper's assumptions on `region`; the family says which are exact."""
+
+    def value(self, x: Any) -> float:
+        """F(x)."""
+        x = self.point(x)
+        return float(self.upper_values(x, self.stacked_solution(x)).mean())
+
+    def gradient(self, x: Any) -> np.ndarray:
+        """∇F(x) = 1/m Σ_i ∇_x f_i − ∇²_xy g_i v_i."""
+        x = self.point(x)
+        y = self.stacked_solution(x)
+        f_x, f_y = self.upper_slopes(x, y)
+        hessian, jacobian = self.lower_curvature(x, y)
+        return (f_x + np.einsum("mij,mi->mj", jacobian, solve(hessian, f_y))).mean(0)
+
+    def lower_solution(self, x: Any) -> Any:
+        """y_i(x), with leading axis m; a dict if the levels have names."""
+        return self.by_level(self.stacked_solution(self.point(x)))
+
+    def inverse_solution(self, x: Any) -> Any:
+        """v_i = [∇²_yy g_i]⁻¹ ∇_y f_i at (x, y_i(x)), like `lower_solution`; ∇_y f_i for a mean level."""
+        x = self.point(x)
+        y = self.stacked_solution(x)
+        return self.by_level(solve(self.lower_curvature(x, y)[0], self.upper_slopes(x, y)[1]))
+
+    @abc.abstractmethod
+    def stacked_solution(self, x: np.ndarray) -> np.ndarray:
+        """y_i(x) as (m, d), named levels one after the other."""
+
+    @abc.abstractmethod
+    def upper_values(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """f_i(x, y_i), (m,)."""
+
+    @abc.abstractmethod
+    def upper_slopes(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """∇_x f_i, (m, d_x), and ∇_y f_i, (m, d)."""
+
+    @abc.abstractmethod
+    def lower_curvature(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """∇²_yy g_i, (m, d, d), and −∇²_yx g_i, (m, d, d_x): their quotient is y_i'(x)."""
+
+    def by_level(self, stacked: np.ndarray) -> Any:
+        """(m, d) as a run's y has it."""
+        return stacked
+
+    def point(self, x: Any) -> np.ndarray:
+        """x in float64, checked."""
+        x = np.asarray(x, float)
+        if x.shape != (self.settings.d_x,):
+            raise ValueError(f"x must be a vector of length {self.settings.d_x}, got shape {x.shape}")
+        return x
+
+
+def solve(matrices: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """One linear system per block."""
+    return np.linalg.solve(matrices, vectors[..., None])[..., 0]

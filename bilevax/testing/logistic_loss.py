@@ -1,0 +1,48 @@
+"""The logistic loss in NumPy, on arrays of −label · features, (m, rows, observations, d_y)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+THIRD = 1 / (6 * math.sqrt(3))  #: the largest third derivative of the logistic loss
+
+
+def sigmoid(signed: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """σ of −label · score, of every observation."""
+    return 0.5 * (1 + np.tanh(0.5 * np.einsum("mrij,mj->mri", signed, y)))
+
+
+def losses(signed: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The mean logistic loss of each block."""
+    return np.logaddexp(0, np.einsum("mrij,mj->mri", signed, y)).mean((1, 2))
+
+
+def slopes(signed: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Its gradient."""
+    return np.mean(sigmoid(signed, y)[..., None] * signed, (1, 2))
+
+
+def mean_gram(signed: np.ndarray) -> np.ndarray:
+    """The mean of a aᵀ over all observations of each block."""
+    return np.einsum("mrij,mrik->mjk", signed, signed) / (signed.shape[1] * signed.shape[2])
+
+
+def row_curvature(signed: np.ndarray) -> np.ndarray:
+    """The most a row's loss can curve."""
+    return np.linalg.norm(signed, 2, axis=(-2, -1)) ** 2 / (4 * signed.shape[2])
+
+
+def row_noise(signed: np.ndarray, size: float) -> tuple[float, float]:
+    """Bounds of the standard deviations of a row's gradient and Hessian, for ‖y‖ ≤ size.
+
+    A variance is at most the mean square distance from the row of mean features a: per observation the
+    gradient differs by ‖δ‖ (1 + ‖a‖ size/4), the Hessian by ‖δ‖ ((‖a + δ‖ + ‖a‖)/4 + ‖a‖² size/(6√3)).
+    """
+    middle = signed.mean(1, keepdims=True)
+    delta, old, new = (np.linalg.norm(a, axis=-1) for a in (signed - middle, middle, signed))
+    first = delta * (1 + old * size / 4)
+    second = delta * ((new + old) / 4 + THIRD * old**2 * size)
+    deviations = [float(np.sqrt(np.mean(d.mean(-1) ** 2, 1).max())) for d in (first, second)]
+    return deviations[0], deviations[1]

@@ -1,0 +1,185 @@
+"""Ridge regressions whose strengths of regularisation are learnt on validation rows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from bilevax.problem import Problem
+from bilevax.testing.family import solve
+from bilevax.testing.regularised import RegularisedBlocks, penalty
+from bilevax.testing.settings import Draws, Settings, largest, longest, scatter
+from bilevax.theory import Constants
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RidgeBlocks(RegularisedBlocks):
+    """Ridge regressions with a known best x. Made by `ridge_blocks`.
+
+    Exact: x*, min F, Δ, L_fx = C_fx = 0, L_fy. All others are bounds on the region.
+    """
+
+    training: tuple[np.ndarray, np.ndarray]  # features (m, rows, d_y, d_y) and labels (m, rows, d_y)
+    validation: tuple[np.ndarray, np.ndarray]
+    optimum: np.ndarray
+
+    @property
+    def solution(self) -> np.ndarray:
+        return self.optimum
+
+    @cached_property
+    def least(self) -> float:
+        return self.value(self.optimum)
+
+    @cached_property
+    def normal_equations(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean AᵀA and Aᵀb of the training rows."""
+        return gram(self.training[0]).mean(1), moment(*self.training).mean(1)
+
+    def stacked_solution(self, x: np.ndarray) -> np.ndarray:
+        matrix, right = self.normal_equations
+        return solve(matrix + np.diag(self.strengths(x)), right)
+
+    def upper_values(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        features, labels = self.validation
+        errors = np.einsum("mrij,mj->mri", features, y) - labels
+        return 0.5 * np.sum(errors**2, -1).mean(1)
+
+    def upper_slopes(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        matrix, right = gram(self.validation[0]).mean(1), moment(*self.validation).mean(1)
+        return np.zeros((len(y), len(x))), np.einsum("mij,mj->mi", matrix, y) - right
+
+    def lower_curvature(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self.normal_equations[0] + np.diag(self.strengths(x)), self.negative_jacobian(x, y)
+
+    def solution_bound(self, strongest: float) -> float:
+        matrix, right = self.normal_equations
+        low = np.linalg.eigvalsh(matrix)[:, 0] + 1 / strongest
+        return float(np.max(np.linalg.norm(right, axis=-1) / low))
+
+    @cached_property
+    def constants(self) -> Constants:
+        strongest, size = self.strongest, self.region.y_radius
+        eigenvalues = np.linalg.eigvalsh(self.normal_equations[0])
+        high, row_high = float(eigenvalues.max()) + strongest, largest(self.training[0]) ** 2 + strongest
+        jacobian, jacobian_lipschitz, hessian_lipschitz = self.penalty_constants()
+        grams, fit = gram(self.training[0]), gram(self.validation[0])
+        moments, fit_moments = moment(*self.training), moment(*self.validation)
+        slopes = (scatter(g) * size + scatter(c) for g, c in ((grams, moments), (fit, fit_moments)))
+        return Constants(
+            strong_convexity=float(eigenvalues.min()) + 1 / strongest,
+            lower_smoothness=high,
+            upper_x_lipschitz=0.0,
+            upper_y_lipschitz=largest(fit),
+            lower_lipschitz=math.hypot(row_high, jacobian),
+            jacobian_lipschitz=jacobian_lipschitz,
+            hessian_lipschitz=hessian_lipschitz,
+            upper_x_bound=0.0,
+            upper_y_bound=largest(fit.mean(1)) * size + longest(fit_moments.mean(1)),
+            noise=max(*slopes, scatter(grams)),
+            gap=self.value(self.x0) - self.least,
+            jacobian_bound=jacobian,
+            mean_hessian_bound=high,
+            hessian_bound=row_high,
+        )
+
+
+def gram(features: np.ndarray) -> np.ndarray:
+    """AᵀA of each row."""
+    return np.einsum("mrij,mrik->mrjk", features, features)
+
+
+def moment(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Aᵀb of each row."""
+    return np.einsum("mrij,mri->mrj", features, labels)
+
+
+def squares(y: Array, batch: dict[str, Array]) -> Array:
+    """½‖A y − b‖², mean over rows."""
+    return 0.5 * jnp.mean(jnp.sum((batch["features"] @ y - batch["labels"]) ** 2, -1))
+
+
+def upper(x: Array, y: Array, block: Array, batch: dict[str, Array]) -> Array:
+    """f_i on a batch of validation rows."""
+    return squares(y, batch)
+
+
+def lower(x: Array, y: Array, block: Array, batch: dict[str, Array]) -> Array:
+    """g_i on a batch of training rows."""
+    return squares(y, batch) + penalty(x, y, block)
+
+
+def ridge_blocks(
+    *,
+    m: int = 50,
+    d_x: int = 5,
+    d_y: int = 10,
+    rows: int = 100,
+    noise: float = 0.3,
+    conditioning: float = 3.0,
+    coupling: float = 1.0,
+    seed: int = 0,
+    dtype: Any = np.float32,
+) -> RidgeBlocks:
+    r"""Ridge regressions with learnt strengths; y_i(x) in closed form, F not convex.
+
+    .. math::
+        g_i &= \text{mean of } \tfrac12 \|A y - b\|^2 + \tfrac12 \sum_j e^{\omega x_{j \bmod d_x}} y_j^2 \\
+        f_i &= \text{mean of } \tfrac12 \|C y - d\|^2
+
+    over training rows (A, b) and validation rows (C, d). A row holds d_y observations, so that equal rows
+    determine y. Validation labels are C y_i(x*) + r with r orthogonal to all of C: y_i(x*) minimises f_i, so
+    x* minimises F, and min F = ½ mean ‖r‖² is known.
+
+    Args:
+      noise: standard deviation of features (times d_y^(-1/2)) and labels about those of the block.
+      conditioning: of the noise-free AᵀA and CᵀC, with eigenvalues from 1 on.
+      coupling: ω.
+      m, d_x, d_y, rows, seed, dtype: as in `quadratic_blocks`, with d_x ≤ d_y.
+
+    Returns:
+      The family.
+
+    Raises:
+      ValueError, TypeError: for arguments that cannot be.
+
+    Example:
+      >>> import bilevax.testing
+      >>> family = bilevax.testing.ridge_blocks(m=3, d_x=2, d_y=4, rows=5)
+      >>> family.value(family.x0) > family.least
+      True
+    """
+    settings = Settings(
+        m=m, d_x=d_x, d_y=d_y, rows=rows, noise=noise, conditioning=conditioning, coupling=coupling,
+        seed=seed, dtype=dtype,
+    )  # fmt: skip
+    settings.narrow()
+    if coupling == 0:
+        raise ValueError("coupling must be positive in this family: F would be constant, got 0")
+    draw, cast = Draws(settings), settings.cast
+    teachers, optimum = draw.normal(d_y), draw.means.normal(size=d_x) / d_x**0.5
+    A, C = (draw.design(d_y, d_y)[:, None] + draw.deviations(d_y, d_y) / d_y**0.5 for _ in range(2))
+    training = A, np.einsum("mrij,mj->mri", A, teachers) + draw.deviations(d_y)
+    parts: dict[str, Any] = {"settings": settings, "x0": cast(np.zeros(d_x)), "training": training}
+    matrix, right = gram(A).mean(1), moment(*training).mean(1)
+    best = solve(matrix + np.diag(np.exp(coupling * optimum)[np.arange(d_y) % d_x]), right)
+    rest = draw.deviations(d_y)
+    for _ in range(2):  # twice, as one projection leaves a rounding error
+        rest = rest - np.einsum("mrij,mj->mri", C, solve(gram(C).sum(1), moment(C, rest).sum(1)))
+    validation = C, np.einsum("mrij,mj->mri", C, best) + rest
+    problem = Problem(
+        upper,
+        lower,
+        cast(np.full(m, coupling)),
+        settings.per_block(features=C, labels=validation[1]),
+        settings.per_block(features=A, labels=training[1]),
+    )
+    return RidgeBlocks(
+        **parts, problem=problem, y0=cast(np.zeros((m, d_y))), validation=validation, optimum=optimum
+    )
