@@ -1,0 +1,45 @@
+"""Methods of the package get somewhere on every family of the suite, and the documented example runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import bilevax as bx
+from bilevax.testing import FAMILIES
+
+DOCS = Path(__file__).parent.parent / "docs" / "testing.md"
+STEPS = {"quadratic": 0.1, "ridge": 1.0, "logistic": 2.0, "mean": 0.05, "mixture": 0.1, "pl": 0.03}
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_a_short_run_comes_closer_to_the_minimum(name):
+    family = FAMILIES[name](m=6, d_x=3, d_y=4, rows=20, noise=0.3)
+    method = bx.MSVR if name == "mean" else bx.BSVRBv2
+    result = bx.minimize(
+        family.problem, method(upper_step=STEPS[name]), family.x0, family.y0,
+        steps=400, blocks_per_step=3, batch_size=8, key=jax.random.key(0), progress=None,
+    )  # fmt: skip
+    start, end = family.value(family.x0), family.value(result.x)
+    assert end < start
+    assert np.linalg.norm(family.gradient(result.x)) < 0.3 * np.linalg.norm(family.gradient(family.x0))
+    if family.least is not None:
+        assert end - family.least < 0.2 * (start - family.least)
+
+
+def test_examples_of_the_docs_run_as_they_stand():
+    examples = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    assert examples
+    names = {}
+    for number, example in enumerate(examples):
+        exec(compile(example, f"docs/testing.md, example {number}", "exec"), names)
+
+
+def test_docs_name_every_family():
+    text = DOCS.read_text(encoding="utf-8")
+    for name in FAMILIES:
+        assert f"`{name}`" in text
