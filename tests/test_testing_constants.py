@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import bilevax as bx
 from bilevax.problem import Mean
 from bilevax.testing import FAMILIES
 
@@ -187,3 +188,13 @@ def test_exact_constants_are_attained(name):
     assert c.upper_smoothness == pytest.approx(np.linalg.norm(hessian, 2), rel=1e-5)
     if name != "pl":
         assert c.pl == pytest.approx(2 * np.linalg.eigvalsh(hessian)[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_constants_fit_the_theorems(name):
+    c = FAMILIES[name](**SMALL).constants
+    parameters = bx.theory.theorem_1(c, 0.1, SMALL["m"], 2, 4)
+    assert parameters.radius == pytest.approx(c.upper_y_bound / c.strong_convexity)
+    assert (c.pl is None) == (name in ("ridge", "logistic"))
+    if c.pl is not None:
+        assert bx.theory.theorem_2(c, 0.1, SMALL["m"], 2, 4)

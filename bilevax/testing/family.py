@@ -74,7 +74,7 @@ class Family(abc.ABC):
         y = self.stacked_solution(x)
         f_x, f_y = self.upper_slopes(x, y)
         hessian, jacobian = self.lower_curvature(x, y)
-        return (f_x + np.einsum("mij,mi->mj", jacobian, solve(hessian, f_y))).mean(0)
+        return (f_x + times(jacobian.transpose(0, 2, 1), solve(hessian, f_y))).mean(0)
 
     def lower_solution(self, x: Any) -> Any:
         """y_i(x), with leading axis m; a dict if the levels have names."""
@@ -112,6 +112,11 @@ class Family(abc.ABC):
         if x.shape != (self.settings.d_x,):
             raise ValueError(f"x must be a vector of length {self.settings.d_x}, got shape {x.shape}")
         return x
+
+
+def times(matrices: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """One product per block."""
+    return (matrices @ vectors[..., None])[..., 0]
 
 
 def solve(matrices: np.ndarray, vectors: np.ndarray) -> np.ndarray:

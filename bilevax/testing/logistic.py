@@ -75,7 +75,7 @@ class LogisticBlocks(RegularisedBlocks):
         p = sigmoid(self.training, y)
         shape = (len(y), -1, y.shape[1])
         flat, weights = self.training.reshape(shape), (p * (1 - p)).reshape(len(y), -1)
-        hessian = np.einsum("mk,mki,mkj->mij", weights, flat, flat) / flat.shape[1]
+        hessian = (flat * weights[..., None]).transpose(0, 2, 1) @ flat / flat.shape[1]
         return hessian + np.diag(self.strengths(x)), self.negative_jacobian(x, y)
 
     def solution_bound(self, strongest: float) -> float:

@@ -9,24 +9,31 @@ import numpy as np
 THIRD = 1 / (6 * math.sqrt(3))  #: the largest third derivative of the logistic loss
 
 
+def margins(signed: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """−label · score, of every observation."""
+    return (signed @ y[:, None, :, None])[..., 0]
+
+
 def sigmoid(signed: np.ndarray, y: np.ndarray) -> np.ndarray:
     """σ of −label · score, of every observation."""
-    return 0.5 * (1 + np.tanh(0.5 * np.einsum("mrij,mj->mri", signed, y)))
+    return 0.5 * (1 + np.tanh(0.5 * margins(signed, y)))
 
 
 def losses(signed: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The mean logistic loss of each block."""
-    return np.logaddexp(0, np.einsum("mrij,mj->mri", signed, y)).mean((1, 2))
+    return np.logaddexp(0, margins(signed, y)).mean((1, 2))
 
 
 def slopes(signed: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Its gradient."""
-    return np.mean(sigmoid(signed, y)[..., None] * signed, (1, 2))
+    p, flat = sigmoid(signed, y).reshape(len(y), 1, -1), signed.reshape(len(y), -1, y.shape[1])
+    return (p @ flat)[:, 0] / flat.shape[1]
 
 
 def mean_gram(signed: np.ndarray) -> np.ndarray:
     """The mean of a aᵀ over all observations of each block."""
-    return np.einsum("mrij,mrik->mjk", signed, signed) / (signed.shape[1] * signed.shape[2])
+    flat = signed.reshape(len(signed), -1, signed.shape[-1])
+    return flat.transpose(0, 2, 1) @ flat / flat.shape[1]
 
 
 def row_curvature(signed: np.ndarray) -> np.ndarray:

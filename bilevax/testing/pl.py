@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from bilevax.problem import Problem
-from bilevax.testing.family import solve
+from bilevax.testing.family import solve, times
 from bilevax.testing.linear import LinearBlocks
 from bilevax.testing.quadratic_upper import lower
 from bilevax.testing.settings import Draws, Settings, largest, longest, number, scatter
@@ -42,17 +42,22 @@ class PLBlocks(LinearBlocks):
 
     def coordinates(self, y: np.ndarray) -> np.ndarray:
         """t_i = M_i y_i − o_i, which is x − x* at y_i(x)."""
-        return np.einsum("mij,mj->mi", self.recover, y) - self.offsets
+        return times(self.recover, y) - self.offsets
 
     def upper_values(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         t = self.coordinates(y)
         waves = np.sum(t**2 + self.nonconvexity * np.sin(t) ** 2, -1)
-        return self.weights * waves + np.sum(self.tilts.mean(1) * t, -1)
+        return self.weights * waves + np.sum(self.mean_tilts * t, -1)
 
     def upper_slopes(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         t = self.coordinates(y)
-        slope = self.weights[:, None] * (2 * t + self.nonconvexity * np.sin(2 * t)) + self.tilts.mean(1)
-        return np.zeros((len(y), len(x))), np.einsum("mij,mi->mj", self.recover, slope)
+        slope = self.weights[:, None] * (2 * t + self.nonconvexity * np.sin(2 * t)) + self.mean_tilts
+        return np.zeros((len(y), len(x))), times(self.recover.transpose(0, 2, 1), slope)
+
+    @cached_property
+    def mean_tilts(self) -> np.ndarray:
+        """Zero, but for rounding."""
+        return self.tilts.mean(1)
 
     @cached_property
     def mean_weight(self) -> float:
@@ -167,7 +172,7 @@ def pl_blocks(
     weights, tilts = draw.means.uniform(0.5, 1.5, m), draw.deviations(d_x)
     h, e = draw.factors(), draw.factors()
     optimum = draw.means.normal(size=d_x)
-    offsets = np.einsum("mij,mj->mi", recover, solve(A, shifts.mean(1))) + optimum
+    offsets = times(recover, solve(A, shifts.mean(1))) + optimum
     arrays = {
         "A": A, "B": B, "recover": recover, "offset": offsets, "weight": weights,
         "nonconvexity": np.full(m, nonconvexity),

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from bilevax.testing.family import times
 from bilevax.testing.linear import LinearBlocks
 from bilevax.testing.settings import largest, longest, scatter
 
@@ -33,19 +34,29 @@ class QuadraticUpper(LinearBlocks):
     nonconvexity: float
 
     def upper_values(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        errors = y[:, None] - self.targets
-        fit = 0.5 * np.einsum("mri,mij,mrj->mr", errors, self.W, errors).mean(1)
-        return fit + 0.5 * self.ridge * x @ x + self.nonconvexity * np.sum(np.sin(x) ** 2)
+        errors = y - self.mean_targets
+        fit = 0.5 * np.sum(times(self.W, errors) * errors, -1)
+        return self.floors + fit + 0.5 * self.ridge * x @ x + self.nonconvexity * np.sum(np.sin(x) ** 2)
 
     def upper_slopes(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         f_x = self.ridge * x + self.nonconvexity * np.sin(2 * x)
-        errors = y - self.targets.mean(1)
-        return np.tile(f_x, (len(y), 1)), np.einsum("mij,mj->mi", self.W, errors)
+        return np.tile(f_x, (len(y), 1)), times(self.W, y - self.mean_targets)
+
+    @cached_property
+    def mean_targets(self) -> np.ndarray:
+        """c̄_i, (m, d)."""
+        return self.targets.mean(1)
+
+    @cached_property
+    def floors(self) -> np.ndarray:
+        """What the scatter of the targets adds to f_i, (m,): ½ mean of (c − c̄)ᵀ W (c − c̄)."""
+        deviations = self.targets - self.mean_targets[:, None]
+        return 0.5 * np.sum((deviations @ self.W) * deviations, -1).mean(1)
 
     @cached_property
     def curvature(self) -> np.ndarray:
         """∇²F at κ = 0."""
-        fit = np.einsum("mia,mij,mjb->ab", self.slopes, self.W, self.slopes) / len(self.W)
+        fit = (self.slopes.transpose(0, 2, 1) @ self.W @ self.slopes).mean(0)
         return fit + self.ridge * np.eye(len(fit))
 
     @cached_property
@@ -70,7 +81,7 @@ class QuadraticUpper(LinearBlocks):
             "upper_x_lipschitz": self.ridge + bend,
             "upper_y_lipschitz": metric,
             "upper_x_bound": self.ridge * where.x_radius + self.nonconvexity * self.settings.d_x**0.5,
-            "upper_y_bound": metric * (where.y_radius + longest(self.targets.mean(1))),
+            "upper_y_bound": metric * (where.y_radius + longest(self.mean_targets)),
             "noise": metric * scatter(self.targets),
             "upper_smoothness": float(eigenvalues[-1]) + bend,
             "pl": convexity if convexity > 0 else None,

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from bilevax.problem import Problem
-from bilevax.testing.family import solve
+from bilevax.testing.family import solve, times
 from bilevax.testing.regularised import RegularisedBlocks, penalty
 from bilevax.testing.settings import Draws, Settings, largest, longest, scatter
 from bilevax.theory import Constants
@@ -42,18 +42,26 @@ class RidgeBlocks(RegularisedBlocks):
         """Mean AᵀA and Aᵀb of the training rows."""
         return gram(self.training[0]).mean(1), moment(*self.training).mean(1)
 
+    @cached_property
+    def validation_fit(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Mean CᵀC of the validation rows, the minimiser of f_i, and its least value."""
+        features, labels = self.validation
+        matrix = gram(features).mean(1)
+        best = solve(matrix, moment(features, labels).mean(1))
+        errors = predict(features, best) - labels
+        return matrix, best, 0.5 * np.sum(errors**2, -1).mean(1)
+
     def stacked_solution(self, x: np.ndarray) -> np.ndarray:
         matrix, right = self.normal_equations
         return solve(matrix + np.diag(self.strengths(x)), right)
 
     def upper_values(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        features, labels = self.validation
-        errors = np.einsum("mrij,mj->mri", features, y) - labels
-        return 0.5 * np.sum(errors**2, -1).mean(1)
+        matrix, best, floors = self.validation_fit
+        return floors + 0.5 * np.sum(times(matrix, y - best) * (y - best), -1)
 
     def upper_slopes(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        matrix, right = gram(self.validation[0]).mean(1), moment(*self.validation).mean(1)
-        return np.zeros((len(y), len(x))), np.einsum("mij,mj->mi", matrix, y) - right
+        matrix, best, _ = self.validation_fit
+        return np.zeros((len(y), len(x))), times(matrix, y - best)
 
     def lower_curvature(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self.normal_equations[0] + np.diag(self.strengths(x)), self.negative_jacobian(x, y)
@@ -92,12 +100,17 @@ class RidgeBlocks(RegularisedBlocks):
 
 def gram(features: np.ndarray) -> np.ndarray:
     """AᵀA of each row."""
-    return np.einsum("mrij,mrik->mrjk", features, features)
+    return features.swapaxes(-1, -2) @ features
 
 
 def moment(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Aᵀb of each row."""
-    return np.einsum("mrij,mri->mrj", features, labels)
+    return times(features.swapaxes(-1, -2), labels)
+
+
+def predict(features: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """A y_i of each row."""
+    return times(features, y[:, None])
 
 
 def squares(y: Array, batch: dict[str, Array]) -> Array:
@@ -165,14 +178,14 @@ def ridge_blocks(
     draw, cast = Draws(settings), settings.cast
     teachers, optimum = draw.normal(d_y), draw.means.normal(size=d_x) / d_x**0.5
     A, C = (draw.design(d_y, d_y)[:, None] + draw.deviations(d_y, d_y) / d_y**0.5 for _ in range(2))
-    training = A, np.einsum("mrij,mj->mri", A, teachers) + draw.deviations(d_y)
+    training = A, predict(A, teachers) + draw.deviations(d_y)
     parts: dict[str, Any] = {"settings": settings, "x0": cast(np.zeros(d_x)), "training": training}
     matrix, right = gram(A).mean(1), moment(*training).mean(1)
     best = solve(matrix + np.diag(np.exp(coupling * optimum)[np.arange(d_y) % d_x]), right)
     rest = draw.deviations(d_y)
     for _ in range(2):  # twice, as one projection leaves a rounding error
-        rest = rest - np.einsum("mrij,mj->mri", C, solve(gram(C).sum(1), moment(C, rest).sum(1)))
-    validation = C, np.einsum("mrij,mj->mri", C, best) + rest
+        rest = rest - predict(C, solve(gram(C).sum(1), moment(C, rest).sum(1)))
+    validation = C, predict(C, best) + rest
     problem = Problem(
         upper,
         lower,
