@@ -5,7 +5,7 @@ positives are removed, and a share of the labels is flipped; noise 0* does neith
 a8a.t. There are two tables:
 
 - the paper's: logistic regression on the noisy rows, and the bilevel problem with m = 1 and m = 100
-  temperatures, of which the model with the best validation accuracy is taken;
+  temperatures, of which the model with the least loss on validation rows that were kept from F is taken;
 - what to do with noisy labels: all or a few of the validation rows are known to be clean, and one fits them
   alone, both parts together, cleanlab's `CleanLearning`, or `ReweightedClassifier`; and how well flipped
   labels are found.
@@ -16,13 +16,16 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 import bilevax as bx
-from bilevax.applications.reweighting import reweighting
+from bilevax.applications.reweighting import Reweighting, as_rows, cross_entropy, products, reweighting
 from bilevax.data import Dataset, flip_labels, load, remove_positives, split_rows
 from bilevax.experiments.noise_baselines import BASELINES, Corrupted, baselines, plain
 from bilevax.experiments.report import Report, spread
@@ -136,17 +139,41 @@ def corrupt(
     )
 
 
+class Judged(bx.Shared):
+    """Rows that F is made of, and others by which a model is selected: those F has seen would flatter it."""
+
+    held: dict[str, Any]
+
+    def __init__(self, rows: Any, held: Any):
+        super().__init__(rows)
+        self.held = jax.tree.map(jnp.asarray, held)
+
+
 def bilevel(
     splits: list[Corrupted], method: dict[str, Any], steps: int, config: dict[str, Any]
 ) -> list[float]:
-    """The paper's method on all splits at once: the test accuracy of the block that is best in validation."""
-    m = method["blocks"]
-    tasks = [
-        reweighting(
-            one.X, one.y, one.X_clean, one.y_clean, temperatures=[1.0] if m == 1 else m, ridge=method["ridge"]
-        )
-        for one in splits
-    ]
+    """The paper's method on all splits at once: the test accuracy of the model that is best in validation.
+
+    Of the validation rows a part is kept from F. A model is a block at a moment of the run: the one with the
+    least loss on that part.
+    """
+    tasks = [_task(one, method, config) for one in splits]
+    test = jax.tree.map(jnp.asarray, as_rows(splits[0].X_test, intercept=True))
+    positive = jnp.asarray(splits[0].y_test > 0)
+
+    def losses(problem: bx.Problem, state: bx.State) -> Array:
+        held = cast(Judged, problem.upper_data).held
+
+        def one(block: dict[str, Array], y: Array) -> Array:
+            logits = products(held["row"], y) / block["temperature"]
+            return jnp.mean(cross_entropy(logits, held["label"]))
+
+        return jax.vmap(one)(problem.blocks, state.y)
+
+    def accuracy(problem: bx.Problem, state: bx.State) -> Array:
+        chosen = state.y[jnp.argmin(losses(problem, state))]
+        return jnp.mean((products(test, chosen) > 0) == positive)
+
     found = bx.sweep(
         [task.problem for task in tasks],
         bx.BSVRBv2,
@@ -155,16 +182,27 @@ def bilevel(
         tasks[0].y0,
         steps=steps,
         keys=jax.random.split(jax.random.key(0), len(tasks)),
-        blocks_per_step=min(config["blocks_per_step"], m),
+        blocks_per_step=min(config["blocks_per_step"], method["blocks"]),
         batch_size=config["batch_size"],
-        every=max(1, steps // 20),
+        metrics={"held loss": lambda problem, state: jnp.min(losses(problem, state)), "accuracy": accuracy},
+        every=max(1, steps // 50),
     )
-    out = []
-    for task, one, y in zip(tasks, splits, np.asarray(found.y)[0], strict=True):
-        valid = ((task.logits(one.X_clean, y) > 0) == (one.y_clean > 0)).mean(1)
-        test = ((task.logits(one.X_test, y) > 0) == (one.y_test > 0)).mean(1)
-        out.append(float(test[np.argmax(valid)]))
-    return out
+    best = np.argmin(found.history["held loss"][0], axis=1)
+    return [float(one[place]) for one, place in zip(found.history["accuracy"][0], best, strict=True)]
+
+
+def _task(split: Corrupted, method: dict[str, Any], config: dict[str, Any]) -> Reweighting:
+    """The paper's problem on a split, some of whose validation rows are kept for selection."""
+    seen, kept = split_rows(split.y_clean, config["selection"], seed=0, stratify=True)
+    heat = [1.0] if method["blocks"] == 1 else method["blocks"]
+    task = reweighting(
+        split.X, split.y, split.X_clean[seen], split.y_clean[seen], temperatures=heat, ridge=method["ridge"]
+    )
+    labels = (split.y_clean[kept] > 0).astype(np.int32)
+    held = {"row": as_rows(split.X_clean[kept], intercept=True), "label": labels}
+    problem = task.problem
+    judged = Judged(cast(bx.Shared, problem.upper_data).rows, held)
+    return dataclasses.replace(task, problem=eqx.tree_at(lambda one: one.upper_data, problem, judged))
 
 
 def _paper_row(
