@@ -2,7 +2,8 @@
 
 `python -m benchmarks.runner overhead` runs BSVRB v2 on a8a (m = 100, I = 10, B = 32; generated rows of its
 shape with BILEVAX_DATA unset) bare, and with a metric, a history of 100 entries, a JSON-lines log,
-TensorBoard, progress lines and checkpoints; in turns, and reports the ratio of the best times.
+TensorBoard, progress lines and a checkpoint every ten seconds; in turns, and reports the ratio of the best
+times.
 
 `python -m benchmarks.runner soak` takes a million steps with metrics, history, log and 100 checkpoints, and
 reports by how much resident memory grows after the first tenth.
@@ -42,7 +43,7 @@ def everything(folder: str, steps: int) -> dict:
         "every": steps // 100,
         "log": [Path(folder) / "log.jsonl", bx.TensorBoard(Path(folder) / "board")],
         "checkpoint": Path(folder) / "run",
-        "save_seconds": 2.0,
+        "save_seconds": 10.0,
         "progress": "lines",
     }
 
@@ -105,11 +106,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["overhead", "soak"])
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("results"))
     options = parser.parse_args()
     if options.what == "overhead":
-        found = overhead(options.steps or 60_000, options.turns)
+        found = overhead(options.steps or 240_000, options.turns)
         print(f"everything on / bare = {found['ratio']:.3f} (target: at most 1.05)")
     else:
         found = soak(options.steps or 1_000_000)
