@@ -177,7 +177,7 @@ def bilevel(
     found = bx.sweep(
         [task.problem for task in tasks],
         bx.BSVRBv2,
-        {"upper_step": [method["upper_step"]]},
+        {name: [value] for name, value in method["solver"].items()},
         tasks[0].x0,
         tasks[0].y0,
         steps=steps,
