@@ -65,7 +65,7 @@ def steps_per_epoch(split: Split, blocks_per_step: int = BLOCKS_PER_STEP, batch:
 
 
 def tuned(name: str) -> dict[str, dict[str, float]]:
-    """The settings that `bilevax tune` found for a data set: "ridge", and the numbers of every method."""
+    """The stored settings of a data set: "ridge" and the numbers of every method; "about" says whence."""
     text = resources.files("bilevax.experiments").joinpath("configs", "validation.json").read_text("utf-8")
     return json.loads(text)[name]
 
