@@ -175,7 +175,7 @@ def read(state):
     out["s"] = memory.y.slope
     if isinstance(memory, Tracked):
         blocks = jnp.arange(memory.stamp.high.shape[0])
-        pieces, _ = _catch_up(memory, blocks, state.clocks["lower"].y.now, FLOOR)
+        pieces = _catch_up(memory, blocks, state.clocks["lower"].y.now, FLOOR)
         jacobian = jnp.swapaxes(pieces.jacobian, 1, 2)
         return out | {"f_x": pieces.by_x, "f_y": pieces.by_y, "H": pieces.hessian, "g_xy": jacobian}
     if memory.v is not None:

@@ -105,6 +105,11 @@ def _trial(name: str, method: str, config: dict[str, Any], settings: Settings, s
         throw=False,
     )
     history = result.history
+    if not history["step"].size:
+        raise ValueError(
+            f"seconds must leave time for a step after start and compilation, got {settings.seconds} for "
+            f"{method} on {name}: give more"
+        )
     epochs = history["step"] / validation.steps_per_epoch(split, blocks_per_step)
     return Curve(epochs, history["seconds"], history["validation loss"])
 

@@ -208,7 +208,7 @@ class RSVRB(eqx.Module):
             b, scale = jnp.asarray(beta, tracked.dtype), jnp.asarray(1 / chance, tracked.dtype)
             return (1 - b) * (tracked - scale * old) + scale * now
 
-        scaled, _ = _catch_up(memory, ids, clock.now, floor)
+        scaled = _catch_up(memory, ids, clock.now, floor)
         refreshed = jax.tree.map(storm, scaled, now, old)
         raised, decomposed = raise_eigenvalues(refreshed.hessian, floor)
         refreshed = eqx.tree_at(lambda p: p.hessian, refreshed, raised)
@@ -283,23 +283,24 @@ def _pieces(problem: Problem, name: str, x: PyTree, y: PyTree, sample: Sample) -
     return pieces, unflatten_slots(s, y)
 
 
-def _catch_up(memory: Tracked, blocks: Array, time: Reading, floor: Any) -> tuple[Pieces, Array]:
+def _catch_up(memory: Tracked, blocks: Array, time: Reading, floor: Any) -> Pieces:
     """The pieces of some blocks, scaled for the steps they were not sampled in."""
     scale = jnp.exp(time - gather(memory.stamp, blocks))
     pieces = jax.tree.map(lambda a: spread(scale, a) * a, gather(memory.pieces, blocks))
     # Scaling and clipping alternate in every step; max((1−β)^k h, λ) is the same.
-    hessian, count = raise_eigenvalues(pieces.hessian, floor)
-    return eqx.tree_at(lambda p: p.hessian, pieces, hessian), count
+    raised = raise_eigenvalues(pieces.hessian, floor)[0]
+    return eqx.tree_at(lambda p: p.hessian, pieces, raised)
 
 
 def _tracked_gradient(memory: Tracked, blocks: Array, time: Reading, floor: Any) -> Array:
-    return _term(_catch_up(memory, blocks, time, floor)[0]) / blocks.shape[0]
+    return _term(_catch_up(memory, blocks, time, floor)) / blocks.shape[0]
 
 
 def _term(pieces: Pieces) -> Array:
     """Σ over blocks of ∇_x f − ∇²_xy g [∇²_yy g]⁻¹ ∇_y f, over the flattened x."""
     v = solve(pieces.hessian, pieces.by_y[..., None])[..., 0]
-    return jnp.sum(pieces.by_x, 0) - jnp.einsum("byx,by->x", pieces.jacobian, v)
+    # Block by block, then summed: in one contraction the Jacobians would be transposed first.
+    return jnp.sum(pieces.by_x - jnp.einsum("byx,by->bx", pieces.jacobian, v), 0)
 
 
 def _objective(problem: Problem, x: PyTree, y: dict[str, PyTree], sample: Sample) -> Array:
