@@ -95,6 +95,47 @@ def ndcg(
         ndcg.run(settings, out / "ndcg", quick=quick)
 
 
+@reproduce_app.command()
+def rates(
+    method: Annotated[
+        list[str] | None, typer.Option(help="methods, such as 'BSVRB v2'; all if left out")
+    ] = None,
+    part: Annotated[
+        list[str] | None, typer.Option(help="epsilon, control, sizes, errors; all if left out")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="runs per setting, side by side")] = 8,
+    seed: Seed = 0,
+    out: Out = RESULTS,
+    quick: Quick = False,
+) -> None:
+    """Steps until the mean of ‖∇F‖² is below ε², against ε, m, I and B, beside the theorems."""
+    from bilevax.experiments.theorems import rates
+
+    with errors_as_messages():
+        settings = rates.Settings(seeds=seeds, seed=seed)
+        settings = dataclasses.replace(
+            settings, methods=tuple(method or settings.methods), parts=tuple(part or settings.parts)
+        )
+        rates.run(settings, out / "rates", quick=quick)
+
+
+@reproduce_app.command()
+def restarts(
+    method: Annotated[list[str] | None, typer.Option(help="'BSVRB v1', 'BSVRB v2'; both if left out")] = None,
+    seeds: Annotated[int, typer.Option(help="runs per setting, side by side")] = 8,
+    seed: Seed = 0,
+    out: Out = RESULTS,
+    quick: Quick = False,
+) -> None:
+    """F − min F over steps under the PL condition, in stages and without, beside Theorem 2."""
+    from bilevax.experiments.theorems import restarts
+
+    with errors_as_messages():
+        settings = restarts.Settings(seeds=seeds, seed=seed)
+        settings = dataclasses.replace(settings, methods=tuple(method or settings.methods))
+        restarts.run(settings, out / "restarts", quick=quick)
+
+
 def tune(
     problem: Annotated[str, typer.Argument(help="a8a or w8a")],
     method: Annotated[list[str] | None, typer.Option(help="methods; all if left out")] = None,

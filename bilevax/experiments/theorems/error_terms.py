@@ -1,0 +1,128 @@
+"""The error terms of the analysis over time: how far every estimator is from what it tracks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from bilevax.curvature import flatten_slots, solve
+from bilevax.experiments.report import Report
+from bilevax.experiments.theorems import lanes
+from bilevax.experiments.theorems.problems import initial_rows, make_family, make_plan
+from bilevax.experiments.theorems.scalings import METHODS, Sampling
+from bilevax.experiments.theorems.truth import Truth
+from bilevax.solvers.state import State
+from bilevax.trees import where_slot
+
+SYMBOLS = {
+    "z": "‖z − Δ‖²",
+    "y": "‖y_i − y_i(x)‖²",
+    "s": "‖s_i − ∇_y g_i‖²",
+    "H": "‖H_i − ∇²_yy g_i‖²",
+    "u": "‖u_i − ∇_v φ_i‖²",
+    "v": "‖v_i − v_i(x, y_i)‖²",
+    "F": "‖∇F(x)‖²",
+}
+
+
+class ErrorTerms(eqx.Module):
+    """δ_z, δ_y, δ_s, and δ_H or δ_u and δ_v, of a state of BSVRB v1 or v2; the sums over blocks as means.
+
+    A state after step t holds x_{t+1} and z_{t+1}; z, s, H and u are compared with what they estimate, the
+    derivatives at time t: δ_z = ‖z_{t+1} − Δ_t‖².
+    """
+
+    truth: Truth
+
+    def __call__(self, state: State) -> dict[str, Array]:
+        (memory,), (clocks,) = state.levels.values(), state.clocks.values()
+        truth, x, x_old = self.truth, state.x, state.x_before
+        y, y_old = memory.y.at(clocks.y.now), memory.y.at(clocks.y.before)
+        terms = {
+            "F": truth.squared_gradient(x),
+            "y": _mean_square(y - truth.lower_solution(x)),
+            "s": _mean_square(memory.y.slope - truth.lower_gradient(x_old, y_old)),
+        }
+        if memory.hessian is None:
+            v, v_old = memory.v.at(clocks.v.now), memory.v.at(clocks.v.before)
+            terms["v"] = _mean_square(v - truth.inverse_solution(y))
+            terms["u"] = _mean_square(memory.v.slope - truth.inverse_gradient(y_old, v_old))
+        else:
+            # H_t, with which step t was taken: the one before the refresh where the block was visited.
+            used = where_slot(memory.visit == state.step - 1, memory.previous, memory.hessian)
+            v_old = solve(used, flatten_slots(truth.upper_slope(y_old))[..., None])[..., 0]
+            terms["H"] = _mean_square((memory.hessian - truth.A).reshape(len(truth.A), -1))
+        terms["z"] = jnp.sum((state.z - truth.mean_term(x_old, v_old)) ** 2)
+        return terms
+
+
+def measure(constants: dict[str, float], settings: Any, report: Report) -> dict[str, dict[str, np.ndarray]]:
+    """Runs BSVRB v1 and v2 at one ε for twice the steps it takes; writes `errors.csv`, `.md` and `.png`.
+
+    Args:
+      constants: the tuned c of each method.
+      settings: `rates.Settings`.
+      report: of the whole command.
+
+    Returns:
+      By method and term, (seeds, steps); and the steps.
+    """
+    epsilon = settings.error_epsilon
+    family = make_family(False, settings.blocks, settings.dimension, settings.rows)
+    sampling = Sampling(settings.blocks, settings.blocks_per_step, settings.batch_size)
+    observe = ErrorTerms(Truth.of(family))
+    keys = jax.random.split(jax.random.key(settings.seed + 2000), settings.seeds)
+    at = lanes.log_spaced(1, settings.error_steps, 60)
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for name in ("BSVRB v1", "BSVRB v2"):
+        if name not in constants:
+            continue
+        print(f"error terms of {name} at ε = {epsilon}")
+        solver = METHODS[name].make(constants[name], epsilon, sampling, family.constants)
+        plan = make_plan(family, sampling, initial_rows(epsilon))
+        seen = lanes.trace(plan, [solver], keys, observe, at)
+        found[name] = {"step": np.asarray(at)} | {term: values[0] for term, values in seen.items()}
+    rows = [_row(name, terms, epsilon) for name, terms in found.items()]
+    note = (
+        f"At ε = {epsilon}, the mean over seeds and over the last half of {settings.error_steps} steps, in "
+        "units of ε²; sums over blocks are means. The true Hessian of quadratic blocks does not move: δ_H is "
+        "noise alone."
+    )
+    report.table("errors", rows, "Error terms of the analysis", note)
+    report.figure("errors", _plot(found, epsilon))
+    return found
+
+
+def _row(name: str, terms: dict[str, np.ndarray], epsilon: float) -> dict[str, Any]:
+    late = terms["step"] >= terms["step"][-1] / 2
+    row: dict[str, Any] = {"method": name}
+    for term in SYMBOLS:
+        if term in terms:
+            label = "‖∇F‖²/ε²" if term == "F" else f"δ_{term}/ε²"
+            row[label] = float(terms[term][:, late].mean() / epsilon**2)
+    return row
+
+
+def _plot(found: dict[str, dict[str, np.ndarray]], epsilon: float) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.5 * max(1, len(found)), 4), layout="constrained")
+    for axis, (name, terms) in zip(
+        figure.subplots(1, max(1, len(found)), squeeze=False)[0], found.items(), strict=True
+    ):
+        for term, label in SYMBOLS.items():
+            if term in terms:
+                axis.loglog(terms["step"], terms[term].mean(0), label=label)
+        axis.axhline(epsilon**2, color="black", linewidth=0.8, linestyle=":", label="ε²")
+        axis.set(title=f"{name}, ε = {epsilon}", xlabel="step")
+        axis.legend(fontsize=8)
+    return figure
+
+
+def _mean_square(errors: Array) -> Array:
+    return jnp.mean(jnp.sum(errors**2, -1))

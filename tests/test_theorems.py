@@ -1,0 +1,207 @@
+"""The experiments on the theorems: exact truth, recovered exponents, and the files they write."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("matplotlib")
+from typer.testing import CliRunner
+
+import bilevax as bx
+import bilevax.testing
+from bilevax.cli import app
+from bilevax.experiments.theorems import lanes, rates, restarts
+from bilevax.experiments.theorems.error_terms import ErrorTerms
+from bilevax.experiments.theorems.fits import fit_exponent, student_quantile
+from bilevax.experiments.theorems.problems import copied, make_family, make_plan, with_common_factor
+from bilevax.experiments.theorems.scalings import METHODS, Sampling
+from bilevax.experiments.theorems.truth import Gap, Truth
+
+SAMPLING = Sampling(6, 2, 3)
+
+
+@pytest.fixture(scope="module")
+def family():
+    return make_family(False, 6, 3, 10)
+
+
+def read(path):
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_planted_exponent_is_recovered_within_its_interval():
+    rng = np.random.default_rng(0)
+    epsilon = np.array([0.4, 0.2, 0.1, 0.05])
+    noise = np.exp(0.05 * rng.normal(size=(100, 4, 5)))
+    found = [fit_exponent(epsilon, 7 * epsilon[:, None] ** -3.3 * one) for one in noise]
+    assert max(abs(one.slope + 3.3) for one in found) < 0.1
+    assert 88 <= sum(abs(one.slope + 3.3) < one.half_width for one in found) <= 99  # of 100, at 95%
+    assert found[0].at(np.array([0.1]))[0] == pytest.approx(7 * 0.1**-3.3, rel=0.1)
+
+
+def test_an_abscissa_that_a_seed_did_not_reach_is_left_out():
+    steps = np.array([[8.0, 8.0], [64.0, 64.0], [np.inf, 512.0]])
+    found = fit_exponent(np.array([4.0, 2.0, 1.0]), steps)
+    assert (found.points, round(found.slope, 6)) == (2, -3.0)
+    assert np.isnan(fit_exponent(np.array([4.0]), steps[:1]).slope)
+    with pytest.raises(ValueError, match="row per abscissa"):
+        fit_exponent(np.array([1.0]), steps)
+
+
+@pytest.mark.parametrize(("freedom", "quantile"), [(1, 12.706), (7, 2.365), (30, 2.042)])
+def test_students_quantiles_are_those_of_the_tables(freedom, quantile):
+    assert student_quantile(0.975, freedom) == pytest.approx(quantile, abs=2e-3)
+
+
+@pytest.mark.parametrize("mean", [False, True])
+def test_the_truth_on_the_device_is_the_familys(mean):
+    family = make_family(mean, 6, 3, 10)
+    truth, x = Truth.of(family), np.array([0.3, -1.2, 0.7], np.float32)
+    y = family.lower_solution(x)
+    np.testing.assert_allclose(truth.gradient(x), family.gradient(x), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(truth.lower_solution(x), y, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(truth.lower_gradient(x, y.astype(np.float32)), 0, atol=1e-5)
+    v = family.inverse_solution(x)
+    if mean:
+        return
+    np.testing.assert_allclose(truth.inverse_solution(y.astype(np.float32)), v, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        truth.mean_term(x, v.astype(np.float32)), family.gradient(x), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_the_gap_is_that_of_the_pl_family():
+    family = bilevax.testing.pl_blocks(m=4, d_x=2, d_y=3, rows=5)
+    gap, x = Gap.of(family), family.optimum + np.array([0.4, -0.1])
+    assert float(gap(x.astype(np.float32))) == pytest.approx(family.value(x), rel=1e-4)
+    assert float(gap(family.optimum.astype(np.float32))) == 0
+
+
+def test_copies_and_a_common_factor_leave_f_as_it_is(family):
+    x = np.array([0.3, -1.2, 0.7])
+    for other in (copied(family, 3), with_common_factor(family)):
+        np.testing.assert_allclose(other.gradient(x), family.gradient(x), rtol=1e-12)
+        np.testing.assert_allclose(
+            bx.hypergradient(other.problem, jnp.asarray(x, jnp.float32), other.y0),
+            family.gradient(x),
+            rtol=1e-3,
+            atol=1e-4,
+        )
+    assert copied(family, 3).problem.count == 18
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_parameters_scale_as_the_theorem_says(name, family):
+    method = METHODS[name]
+    large, small = (method.make(0.3, epsilon, SAMPLING, family.constants) for epsilon in (0.02, 0.01))
+    power = 2 if method.exponent == -3 else 4  # η ∝ ε or ε²: its square over β's
+    assert large.beta / small.beta == pytest.approx(4)
+    assert (large.upper_step / small.upper_step) ** 2 == pytest.approx(2**power)
+
+
+def test_lanes_agree_with_a_plain_loop(family):
+    solver = METHODS["BSVRB v2"].make(0.7, 0.3, SAMPLING, family.constants)
+    plan, goal = make_plan(family, SAMPLING, "all"), 1.0
+    keys = jax.random.split(jax.random.key(3), 2)
+    truth = Truth.of(family)
+    reached = lanes.steps_until(plan, [solver], keys, truth.squared_gradient, goal, 500, progress=None)
+    for key, steps in zip(keys, reached.steps[0], strict=True):
+        state = solver.init(plan.problem, plan.x0, plan.y0, key=key, **plan.sampling())
+        step, total = jax.jit(solver.step), 0.0
+        for t in range(1, 501):
+            total += float(np.sum(family.gradient(state.x) ** 2))
+            if total / t <= goal:
+                break
+            state, _ = step(plan.problem, state)
+        assert t == steps
+
+
+def test_lanes_that_diverge_or_are_too_slow_never_get_there(family):
+    slow = METHODS["BSVRB v2"].make(0.01, 0.3, SAMPLING, family.constants)
+    wild = dataclasses.replace(slow, upper_step=1e6)
+    plan = make_plan(family, SAMPLING, None)
+    reached = lanes.steps_until(
+        plan,
+        [slow, wild],
+        jax.random.split(jax.random.key(0), 2),
+        Truth.of(family).squared_gradient,
+        1e-9,
+        60,
+        None,
+    )
+    assert np.isinf(reached.steps).all()
+
+
+@pytest.mark.parametrize(("name", "exact"), [("BSVRB v1", "zsH"), ("BSVRB v2", "zsu")])
+def test_without_noise_and_with_all_blocks_estimators_have_no_error(name, exact):
+    family = bilevax.testing.quadratic_blocks(m=4, d_x=2, d_y=2, rows=3, noise=0.0)
+    solver = METHODS[name].make(0.5, 0.1, Sampling(4, 4, 2), family.constants)
+    plan = lanes.Plan(family.problem, family.x0, family.y0, 4, 2)
+    keys = jax.random.split(jax.random.key(0), 1)
+    seen = lanes.trace(plan, [solver], keys, ErrorTerms(Truth.of(family)), [7], None)
+    assert max(seen[term].max() for term in exact) < 1e-10
+    assert seen["y"].max() > 1e-4  # y starts from zero, and x moves
+
+
+def test_a_stage_without_restarts_has_the_parameters_of_that_stage(family):
+    solver = restarts.at_stage(METHODS["BSVRB v2"].make(0.5, 0.1, SAMPLING, family.constants), 2)
+    base = METHODS["BSVRB v2"].make(0.5, 0.1, SAMPLING, family.constants)
+    assert solver.beta == base.beta / 4
+    assert solver.upper_step == pytest.approx(base.upper_step / 2)
+    assert solver.inverse_step == pytest.approx(base.inverse_step / 2)
+
+
+def test_rates_write_tables_plots_and_settings(tmp_path):
+    settings = rates.Settings(
+        methods=("BSVRB v2", "MMBO-v2"), epsilons=(0.6, 0.5), averaged_epsilons=(0.6, 0.5), constants=(0.7,),
+        seeds=2, blocks=8, blocks_per_step=4, batch_size=8, dimension=2, rows=10, size_methods=("BSVRB v2",),
+        size_epsilon=0.6, block_copies=(1, 2), blocks_per_steps=(4,), batch_sizes=(8,), error_steps=20,
+        control_epsilons=1, control_most=2000, most=5000, error_epsilon=0.5,
+    )  # fmt: skip
+    curves = rates.run(settings, tmp_path)
+    assert [row["method"] for row in read(tmp_path / "rates.csv")] == ["BSVRB v2", "MMBO-v2"]
+    assert np.isfinite(curves["BSVRB v2"].steps).all()
+    for name in (
+        "tuning.md",
+        "rates.png",
+        "control.csv",
+        "sizes.csv",
+        "sizes.png",
+        "errors.csv",
+        "errors.png",
+        "settings.json",
+    ):
+        assert (tmp_path / name).stat().st_size > 0
+
+
+def test_restarts_write_a_table_and_a_plot(tmp_path):
+    settings = restarts.Settings(
+        methods=("BSVRB v2",), first=50, stages=3, tuning_stages=3, constants=(0.2,), constant_stages=(0,),
+        seeds=2, blocks=6, blocks_per_step=3, batch_size=4, dimension=2, rows=10,
+    )  # fmt: skip
+    curves = restarts.run(settings, tmp_path)
+    assert [row["parameters"] for row in read(tmp_path / "restarts.csv")] == ["restarts", "k = 0"]
+    assert curves[0].gap[:, -1].max() < curves[0].gap[:, 0].min()
+    assert (tmp_path / "restarts.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["rates", "--method", "SGD"], "methods must be among"),
+        (["rates", "--part", "m"], "parts must be among"),
+        (["restarts", "--method", "SONG"], "methods must be among"),
+    ],
+)
+def test_unknown_names_are_told_in_a_sentence(arguments, words, tmp_path):
+    result = CliRunner().invoke(app, ["reproduce", *arguments, "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert words in result.output
