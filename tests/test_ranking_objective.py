@@ -12,10 +12,15 @@ import bilevax as bx
 from bilevax.applications.ranking import (
     FreshBSVRBv1,
     FreshKSONG,
+    FreshSONG,
     Lists,
+    Logarithmic,
+    Power,
     Ratings,
+    Settings,
     Sigmoid,
     SquaredHinge,
+    make_method,
     make_problem,
     start_levels,
 )
@@ -58,7 +63,7 @@ def parameters(dtype=jnp.float64):
     }
 
 
-def exact_objective(x, known, surrogate, cutoff, softness, ridge, gate, evenness):
+def exact_objective(x, known, surrogate, cutoff, softness, ridge, gate, evenness, rivals, worth):
     """F(x) with every sum in full and every threshold solved for, in plain terms."""
     total = 0.0
     ideal, all_items, all_values = known
@@ -67,8 +72,9 @@ def exact_objective(x, known, surrogate, cutoff, softness, ridge, gate, evenness
         own = all_items[user * OWNED : (user + 1) * OWNED]
         values = all_values[user * OWNED : (user + 1) * OWNED]
         above = surrogate(scores[None, :] - scores[own][:, None])
-        ranks = above.at[np.arange(OWNED), own].set(surrogate.own).sum(1)
-        terms = gain(values) / jnp.log2(1 + ranks)
+        weight = jnp.ones(ITEMS).at[own].set(rivals)
+        ranks = (weight * above).at[np.arange(OWNED), own].set(surrogate.own).sum(1)
+        terms = gain(values) * worth(ranks)
         if cutoff is not None:
 
             def slope(level, scores):
@@ -87,18 +93,26 @@ def exact_objective(x, known, surrogate, cutoff, softness, ridge, gate, evenness
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
-    ("method", "cutoff"),
-    [(bx.SONG, None), (FreshKSONG, 3), (FreshBSVRBv1, 3)],
+    ("method", "cutoff", "deep"),
+    [(bx.SONG, None, False), (FreshSONG, None, True), (FreshKSONG, 3, False), (FreshBSVRBv1, 3, False)],
 )
-def test_with_full_lists_the_tracked_gradient_becomes_the_exact_one(method, cutoff):
+def test_with_full_lists_the_tracked_gradient_becomes_the_exact_one(method, cutoff, deep):
     data, x, surrogate = ratings(), parameters(), Sigmoid(jnp.asarray(0.5))
     numbers = {"softness": 0.3, "ridge": 1e-2, "gate": 0.7, "evenness": 0.6 if cutoff is None else 0.0}
+    numbers["rivals"] = 0.3 if deep else 1.0
+    discount = Power(0.4, 8.0) if deep else Logarithmic()
+
+    def worth(ranks):
+        return 1 - (ranks**0.4 - 1) / (8.0**0.4 - 1) if deep else 1 / jnp.log2(1 + ranks)
+
     known = data.ideal(cutoff), np.asarray(data.items), np.asarray(data.values)
     exact, gradient = jax.jit(
-        jax.value_and_grad(lambda x: exact_objective(x, known, surrogate, cutoff, **numbers))
+        jax.value_and_grad(lambda x: exact_objective(x, known, surrogate, cutoff, **numbers, worth=worth))
     )(x)
     lists = jax.tree.map(lambda *a: jnp.stack(a), *[full_list(data, user) for user in range(USERS)])
-    with_numbers = make_problem(data, Bilinear(), cutoff=cutoff, surrogate=surrogate, **numbers)
+    with_numbers = make_problem(
+        data, Bilinear(), cutoff=cutoff, surrogate=surrogate, discount=discount, **numbers
+    )
     problem = eqx.tree_at(lambda p: p.lower_data, with_numbers, (FullLists(lists),))
     problem = eqx.tree_at(
         lambda p: p.blocks, problem, jax.tree.map(lambda a: a.astype(float), problem.blocks)
@@ -176,6 +190,14 @@ def test_bad_problems_are_refused():
         make_problem(data, object())
     with pytest.raises(ValueError, match="softness"):
         make_problem(data, Bilinear(), cutoff=2, softness=0.0)
+    with pytest.raises(ValueError, match="rivals must lie in"):
+        make_problem(ratings(), Bilinear(), cutoff=3, rivals=1.5)
+    with pytest.raises(ValueError, match="depth must lie in"):
+        Power(depth=0.0, last=9.0)
+    with pytest.raises(ValueError, match="last must lie in"):
+        Power(depth=0.5, last=1.0)
+    with pytest.raises(ValueError, match="discount must be one of"):
+        make_method("song", ratings(), Bilinear(), Settings(discount="linear"), 1)
     with pytest.raises(ValueError, match="margin"):
         SquaredHinge(-1.0)
     with pytest.raises(TypeError, match="ratings must be Ratings"):

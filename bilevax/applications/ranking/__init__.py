@@ -1,5 +1,6 @@
 """Top-K NDCG ranking: a recommender trained through thresholds and ranks that are lower levels."""
 
+from bilevax.applications.ranking.discounts import Discount, Logarithmic, Power
 from bilevax.applications.ranking.evaluation import Held, evaluate, hold_out, summarize
 from bilevax.applications.ranking.fresh import FreshBSVRBv1, FreshKSONG, FreshSONG
 from bilevax.applications.ranking.lists import List, Lists
@@ -20,16 +21,19 @@ __all__ = [
     "LOSSES",
     "METHODS",
     "MF",
+    "Discount",
     "FreshBSVRBv1",
     "FreshKSONG",
     "FreshSONG",
     "Held",
     "List",
     "Lists",
+    "Logarithmic",
     "Logistic",
     "Model",
     "NeuMF",
     "Popularity",
+    "Power",
     "Ratings",
     "Settings",
     "Sigmoid",

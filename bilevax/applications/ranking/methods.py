@@ -17,7 +17,9 @@ import optax
 from jax import Array
 
 from bilevax import checks
+from bilevax.applications.ranking.discounts import Discount, Logarithmic, Power
 from bilevax.applications.ranking.fresh import FreshBSVRBv1, FreshKSONG, FreshSONG
+from bilevax.applications.ranking.lists import Lists
 from bilevax.applications.ranking.losses import LOSSES, Listing, make_list_problem
 from bilevax.applications.ranking.objective import make_problem
 from bilevax.applications.ranking.ratings import Ratings
@@ -33,6 +35,8 @@ SURROGATES: dict[str, Callable[[Any], Surrogate]] = {
     "logistic": Logistic,
     "sigmoid": Sigmoid,
 }
+
+DISCOUNTS = ("logarithmic", "power")
 
 _EPSILON = 1e-12
 
@@ -57,6 +61,9 @@ class Settings:
       ridge: τ₂ of it.
       gate: the width of ψ.
       evenness: 0 for NDCG, 1 for the mean discount of a user's pairs; see `make_problem`.
+      rivals: what the user's other pairs count in a rank; see `make_problem`.
+      discount: "logarithmic", NDCG's, or "power". *
+      depth: the power.
       alpha: α of the ranks.
       beta: β of the tracked gradient.
       gamma: γ of the ranks, for methods with error correction.
@@ -78,6 +85,9 @@ class Settings:
     ridge: Any = 1e-3
     gate: Any = 1.0
     evenness: Any = 0.0
+    rivals: Any = 1.0
+    discount: str = "logarithmic"
+    depth: Any = 0.4
     alpha: Any = 0.4
     beta: Any = 0.9
     gamma: Any = 0.1
@@ -115,11 +125,13 @@ def make_method(
       What `bx.minimize` takes; `batch_size` is `settings.negatives`.
 
     Raises:
-      ValueError: if the method or the surrogate is not known.
+      ValueError: if the method, the surrogate or the discount is not known.
     """
     checked_method(method)
     if settings.surrogate not in SURROGATES:
         raise ValueError(f"surrogate must be one of {list(SURROGATES)}, got {settings.surrogate!r}")
+    if settings.discount not in DISCOUNTS:
+        raise ValueError(f"discount must be one of {list(DISCOUNTS)}, got {settings.discount!r}")
     if method in LOSSES:
         problem = make_list_problem(ratings, model, method, positives=settings.positives)
     else:
@@ -145,13 +157,16 @@ def with_numbers(problem: Problem, settings: Settings) -> Problem:
         checks.coefficient("softness", settings.softness, optional=False)
         checks.coefficient("ridge", settings.ridge, optional=False)
         checks.coefficient("gate", settings.gate, optional=False)
-        checks.coefficient("evenness", settings.evenness, high=1.0, zero=True, optional=False)
+        for name in ("evenness", "rivals"):
+            checks.coefficient(name, getattr(settings, name), high=1.0, zero=True, optional=False)
         numbers = {
             "softness": settings.softness,
             "ridge": settings.ridge,
             "gate": settings.gate,
             "evenness": settings.evenness,
+            "rivals": settings.rivals,
             "surrogate": surrogate,
+            "discount": _discount(problem, settings),
         }
 
     def of_all(value: Any) -> Array:
@@ -159,6 +174,14 @@ def with_numbers(problem: Problem, settings: Settings) -> Problem:
 
     changed = dataclasses.replace(blocks, **jax.tree.map(of_all, numbers))
     return eqx.tree_at(lambda problem: problem.blocks, problem, changed)
+
+
+def _discount(problem: Problem, settings: Settings) -> Discount:
+    if settings.discount == "logarithmic":
+        return Logarithmic()
+    (lists,) = problem.lower_data
+    assert isinstance(lists, Lists)
+    return Power(settings.depth, float(lists.ratings.item_count))
 
 
 def make_solver(method: str, users: int, settings: Settings, steps: int) -> Any:

@@ -32,6 +32,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from bilevax import checks
+from bilevax.applications.ranking.discounts import Discount, Logarithmic
 from bilevax.applications.ranking.lists import List, Lists, stratum_weights
 from bilevax.applications.ranking.models import list_scores
 from bilevax.applications.ranking.ratings import Ratings, gain
@@ -52,7 +53,9 @@ class Query(eqx.Module):
       softness: τ₁.
       ridge: τ₂.
       gate: T, the width of ψ.
+      rivals: what another pair of the user counts in a rank.
       surrogate: ℓ.
+      discount: what a pair at a rank is worth.
     """
 
     ideal: Array
@@ -62,7 +65,9 @@ class Query(eqx.Module):
     softness: Array
     ridge: Array
     gate: Array
+    rivals: Array
     surrogate: Surrogate
+    discount: Discount
 
 
 def make_queries(
@@ -73,6 +78,8 @@ def make_queries(
     ridge: Any = 1e-4,
     gate: Any = 1.0,
     evenness: Any = 0.0,
+    rivals: Any = 1.0,
+    discount: Discount | None = None,
 ) -> Query:
     """The constants of all users; cutoff None ranks without a threshold (SONG).
 
@@ -87,14 +94,14 @@ def make_queries(
             )
     for name, value in (("softness", softness), ("ridge", ridge), ("gate", gate)):
         checks.coefficient(name, value, optional=False)
-    checks.coefficient("evenness", evenness, high=1.0, zero=True, optional=False)
+    for name, value in (("evenness", evenness), ("rivals", rivals)):
+        checks.coefficient(name, value, high=1.0, zero=True, optional=False)
     ideal, total = jnp.asarray(ratings.ideal(cutoff)), jnp.asarray(ratings.total_gain())
 
     def of_all(value: Any) -> Array:
         return jnp.broadcast_to(jnp.asarray(value, ideal.dtype), ideal.shape)
 
     top = float(ratings.item_count if cutoff is None else cutoff) + 0.5
-    numbers = jax.tree.map(of_all, surrogate)
     return Query(
         ideal,
         total,
@@ -103,7 +110,9 @@ def make_queries(
         of_all(softness),
         of_all(ridge),
         of_all(gate),
-        numbers,
+        of_all(rivals),
+        jax.tree.map(of_all, surrogate),
+        jax.tree.map(of_all, Logarithmic() if discount is None else discount),
     )
 
 
@@ -118,6 +127,8 @@ def make_problem(
     ridge: Any = 1e-4,
     gate: Any = 1.0,
     evenness: Any = 0.0,
+    rivals: Any = 1.0,
+    discount: Discount | None = None,
 ) -> Problem:
     """The bilevel problem of top-K NDCG, for `bx.minimize(…, batch_size=negatives)`.
 
@@ -133,6 +144,9 @@ def make_problem(
       evenness: e from 0 to 1. The loss of a user is divided by Z^(1−e) (Σ gains)^e: 0 is NDCG; 1 is the mean
         discount of a user's pairs, weighted with their gains. NDCG sums over pairs, and users with many of
         them weigh more, as Z grows less than their number.
+      rivals: from 0 to 1: what the user's other pairs count in a pair's rank. 1 is the rank among all items,
+        0 that among the items that the user has not rated, by which recommendations are judged.
+      discount: what a pair at a rank is worth, left out `Logarithmic()`, NDCG's; or `Power(depth, last)`.
 
     Returns:
       A problem whose blocks are users, with the lower levels "rank" (a slot per pair and one behind them, for
@@ -144,7 +158,7 @@ def make_problem(
     """
     checked_model(model)
     surrogate = SquaredHinge() if surrogate is None else surrogate
-    queries = make_queries(ratings, cutoff, surrogate, softness, ridge, gate, evenness)
+    queries = make_queries(ratings, cutoff, surrogate, softness, ridge, gate, evenness, rivals, discount)
     levels: dict[str, Any] = {
         "rank": mean(Rank(ratings.item_count), slots=pair_slots, count=ratings.pairs + 1)
     }
@@ -186,7 +200,7 @@ def loss(scores: Array, y: dict[str, Array], query: Query, batch: List) -> Array
     """f: minus the user's smoothed NDCG, estimated from the positives of a list."""
     # An estimate with error correction can fall below what a rank can be.
     rank = jnp.maximum(y["rank"], query.surrogate.own)
-    terms = gain(batch.rating) / jnp.log2(1 + rank)
+    terms = gain(batch.rating) * query.discount(rank)
     if "threshold" in y:
         terms = terms * jax.nn.sigmoid((scores[: batch.places] - y["threshold"]) / query.gate)
     drawn = jnp.sum(batch.real)
@@ -201,20 +215,22 @@ class Rank:
     item_count: int
 
     def __call__(self, scores: Array, query: Query, batch: List) -> Array:
-        return estimated_ranks(scores, query.surrogate, batch, self.item_count)
+        return estimated_ranks(scores, query.surrogate, batch, self.item_count, query.rivals)
 
 
-def estimated_ranks(scores: Array, surrogate: Surrogate, batch: List, item_count: int) -> Array:
+def estimated_ranks(
+    scores: Array, surrogate: Surrogate, batch: List, item_count: int, rivals: Any = 1.0
+) -> Array:
     """The ranks of a list's positives among all items: two strata, and the own term exact.
 
-    rank_i ≈ ℓ(own) + (n−1)/(p−1) Σ_{positives j ≠ i} ℓ(s_j − s_i) + (N−n)/B Σ_{negatives} ℓ(s_j − s_i)
+    rank_i ≈ ℓ(own) + ρ (n−1)/(p−1) Σ_{positives j ≠ i} ℓ(s_j − s_i) + (N−n)/B Σ_{negatives} ℓ(s_j − s_i)
     """
     places = batch.places
     positive, negative = scores[:places], scores[places:]
     drawn = jnp.sum(batch.real)
     others = batch.real[None, :] & ~jnp.eye(places, dtype=bool)
     above = jnp.where(others, surrogate(positive[None, :] - positive[:, None]), 0)
-    among = (batch.owned - 1) / jnp.maximum(drawn - 1, 1) * jnp.sum(above, axis=1)
+    among = rivals * (batch.owned - 1) / jnp.maximum(drawn - 1, 1) * jnp.sum(above, axis=1)
     _, weight = stratum_weights(batch, item_count)
     return surrogate.own + among + weight * jnp.sum(surrogate(negative[None, :] - positive[:, None]), axis=1)
 

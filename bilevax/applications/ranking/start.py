@@ -83,7 +83,8 @@ def _ranks(
             owned = ratings.offsets[user + 1] - ratings.offsets[user]
             among = jnp.sum(jnp.where(others, above[:places], 0)) / jnp.maximum(jnp.sum(others), 1)
             beyond = jnp.mean(above[places:])
-            return surrogate.own + (owned - 1) * among + (ratings.item_count - owned) * beyond
+            rivals = queries.rivals[user] * (owned - 1)
+            return surrogate.own + rivals * among + (ratings.item_count - owned) * beyond
 
         return jax.vmap(one)(pairs)
 
