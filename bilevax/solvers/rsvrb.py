@@ -200,7 +200,7 @@ class RSVRB(eqx.Module):
         second = state.sampler.blocks_at(state.step, SECOND_BLOCKS)
         before = _tracked_gradient(memory, second, clock.now, floor)
 
-        ids = sample.blocks
+        ids = _after(before, sample.blocks, problem.count)
         now, s_now = _pieces(problem, name, state.x, gather(memory.y.value, ids), sample)
         old, s_old = _pieces(problem, name, state.x_before, gather(memory.y_before, ids), sample)
 
@@ -294,6 +294,15 @@ def _catch_up(memory: Tracked, blocks: Array, time: Reading, floor: Any) -> Piec
 
 def _tracked_gradient(memory: Tracked, blocks: Array, time: Reading, floor: Any) -> Array:
     return _term(_catch_up(memory, blocks, time, floor)) / blocks.shape[0]
+
+
+def _after(gradient: Array, blocks: Array, count: int) -> Array:
+    """The same blocks, but known only when the gradient is.
+
+    The Jacobians are then read for the gradient before they are written: without that order between the two,
+    the compiler copies all of them in every step.
+    """
+    return jnp.minimum(blocks, count - 1 + jnp.isnan(gradient[0]).astype(blocks.dtype))
 
 
 def _term(pieces: Pieces) -> Array:
