@@ -12,7 +12,21 @@ from bilevax.problem import Problem, argmin, mean
 from bilevax.restart import Restart
 from bilevax.rows import Batch, PerBlock, Rows, Shared
 from bilevax.run import Best, Result
-from bilevax.solvers import KSONG, MMBO, MSVR, RSVRB, SOBA, SONG, BSVRBv1, BSVRBv2, Info, Recipe, State
+from bilevax.solvers import (
+    KSONG,
+    MMBO,
+    MSVR,
+    RSVRB,
+    SOBA,
+    SONG,
+    BlockPAGE,
+    BlockSAGA,
+    BSVRBv1,
+    BSVRBv2,
+    Info,
+    Recipe,
+    State,
+)
 from bilevax.stream import Stream
 from bilevax.sweep import Sweep, grid, sweep
 from bilevax.version import __version__ as __version__
@@ -28,6 +42,8 @@ __all__ = [
     "BSVRBv2",
     "Batch",
     "Best",
+    "BlockPAGE",
+    "BlockSAGA",
     "CheckpointError",
     "DivergedError",
     "Info",

@@ -109,6 +109,7 @@ class Look(NamedTuple):
       points: x and y.
       v: per level, ≈ [∇²_yy g]⁻¹ ∇_y f.
       gradients: those of ℓ.
+      store: the stored gradients after this look, where a method keeps them.
     """
 
     problem: Problem
@@ -116,6 +117,7 @@ class Look(NamedTuple):
     points: list[Point]
     v: list[dict[str, PyTree]]
     gradients: list[Gradients]
+    store: PyTree = None
 
 
 def track(tracked: PyTree, samples: list[PyTree], alpha: Array, gamma: Array | None) -> PyTree:

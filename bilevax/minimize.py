@@ -126,7 +126,8 @@ def minimize(
     logs = Logs(log)
     # Inside the compiled init the solver's numbers are traced: what depends on their values is checked here.
     sampler = make_sampler(problem, key, blocks_per_step, batch_size, shuffle)
-    check_coefficients(solver.solver if isinstance(solver, Restart) else solver, problem, sampler)
+    method = solver.solver if isinstance(solver, Restart) else solver
+    check_coefficients(method, problem, sampler)
 
     plan = {"blocks_per_step": blocks_per_step, "batch_size": batch_size, "shuffle": shuffle}
     state = compiled_init(solver, problem, x0, y0, key, initial_batch_size=initial_batch_size, **plan)
@@ -138,7 +139,7 @@ def minimize(
     begun = False
 
     def result(outcome: Outcome) -> Result:
-        rows = first_rows(initial_batch_size, sampler.batch_size)
+        rows = getattr(method, "first_rows", first_rows)(initial_batch_size, sampler.batch_size)
         return run.result(outcome, count_oracles(problem, solver, sampler, run.done, rows))
 
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 from bilevax.problem import Problem
@@ -29,7 +30,7 @@ class Oracles:
     def __add__(self, other: Oracles) -> Oracles:
         return Oracles(*(a + b for a, b in zip(self._values(), other._values(), strict=True)))
 
-    def __mul__(self, times: int) -> Oracles:
+    def __mul__(self, times: float) -> Oracles:
         return Oracles(*(round(times * value) for value in self._values()))
 
     def _values(self) -> tuple[int, ...]:
@@ -53,15 +54,26 @@ def count_oracles(
     method = getattr(solver, "solver", solver)
     if not hasattr(method, "oracles"):
         return None
-    visit = method.oracles(problem)
+    count = getattr(method, "count_oracles", functools.partial(count_visits, method))
+    return count(problem, sampler, steps, first_rows)
+
+
+def count_visits(
+    method: Any, problem: Problem, sampler: Sampler, steps: int, first_rows: int | None
+) -> Oracles:
+    """The visits of a method that looks at all blocks first, with so many rows, and at I of them in a step."""
+    visits = steps * sampler.per_step
+    total = method.oracles(problem) * visits + count_rows(problem, sampler.batch_size, visits)
+    return total if first_rows == 0 else total + count_pass(method, problem, first_rows)
+
+
+def count_pass(method: Any, problem: Problem, rows: int | None) -> Oracles:
+    """A look at all blocks, at one point, on so many rows or (None) all of them."""
     points = 2 if getattr(method, "corrected", True) else 1
-    total = visit * (steps * sampler.per_step) + _rows(problem, sampler.batch_size, steps * sampler.per_step)
-    if first_rows != 0:
-        total += visit * (problem.count / points) + _rows(problem, first_rows, problem.count)
-    return total
+    return method.oracles(problem) * (problem.count / points) + count_rows(problem, rows, problem.count)
 
 
-def _rows(problem: Problem, size: int | None, visits: int) -> Oracles:
+def count_rows(problem: Problem, size: int | None, visits: int) -> Oracles:
     """The rows that so many visits draw."""
     sources = [problem.upper_data, *problem.lower_data]
     return Oracles(rows=round(visits * sum(_per_visit(source, size, problem.count) for source in sources)))

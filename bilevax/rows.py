@@ -62,6 +62,16 @@ class Packed(eqx.Module):
         taken = jax.tree.map(lambda a: a.at[index].get(mode="promise_in_bounds"), self.stored)
         return self._widened(taken)
 
+    def run(self, first: Array, size: int) -> PyTree:
+        """`size` consecutive rows from each of some first ones: (firsts, size, …)."""
+        if first.shape[0] != 1:
+            return self.take(first[:, None] + jnp.arange(size))
+        taken = jax.tree.map(
+            lambda a: jax.lax.dynamic_slice_in_dim(a, first[0], size, allow_negative_indices=False)[None],
+            self.stored,
+        )
+        return self._widened(taken)
+
     def unpacked(self) -> PyTree:
         """All rows."""
         return self._widened(self.stored)

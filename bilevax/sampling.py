@@ -32,13 +32,17 @@ BLOCKS, SECOND_BLOCKS, ROWS, START, POWER = range(5)
 
 
 class Sample(eqx.Module):
-    """What one step sees: block indices, their constants, the slots they touch, and two batches."""
+    """What one step sees: block indices, their constants, the slots they touch, and two batches.
+
+    `drawn` tells which row groups the batches are, where a method draws its rows in groups.
+    """
 
     blocks: Array
     constants: PyTree
     slots: dict[str, Array]
     upper: Batch
     lower: dict[str, Batch]
+    drawn: PyTree = None
 
 
 class Sampler(eqx.Module):

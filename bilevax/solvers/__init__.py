@@ -1,5 +1,7 @@
 """The methods: one short file each, over the one step of `recipe`."""
 
+from bilevax.solvers.block_page import BlockPAGE
+from bilevax.solvers.block_saga import BlockSAGA
 from bilevax.solvers.bsvrb_v1 import BSVRBv1
 from bilevax.solvers.bsvrb_v2 import BSVRBv2
 from bilevax.solvers.ksong import KSONG
@@ -20,6 +22,8 @@ __all__ = [
     "SONG",
     "BSVRBv1",
     "BSVRBv2",
+    "BlockPAGE",
+    "BlockSAGA",
     "Info",
     "Recipe",
     "State",

@@ -17,7 +17,7 @@ from bilevax.trees import PyTree
 
 _COEFFICIENTS = (
     "upper_step", "lower_step", "inverse_step", "alpha", "alpha_bar", "beta", "gamma", "gamma_bar", "radius",
-    "floor",
+    "floor", "refresh_chance",
 )  # fmt: skip
 
 
@@ -63,6 +63,16 @@ def check_hessian_slots(trackers: dict[str, Any], problem: Problem, sampler: Sam
             raise ValueError(
                 f"a tracked Hessian needs one slot per block, got slots of shape {shape} for the lower level "
                 f"{name!r}: use BSVRBv2, which tracks no Hessian"
+            )
+
+
+def check_own_slots(solver: Any, problem: Problem) -> None:
+    """Raises if a level has slots that are not its blocks: for methods that look at whole blocks."""
+    for name, level in problem.levels.items():
+        if level.slots is not None:
+            raise ValueError(
+                f"{type(solver).__name__} needs one slot per block, got slots of its own for the lower level "
+                f"{name!r}: use BSVRBv2"
             )
 
 

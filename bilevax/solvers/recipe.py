@@ -23,6 +23,7 @@ from bilevax.memory import Moving, gather, scatter
 from bilevax.oracles import Oracles
 from bilevax.problem import Mean, Problem
 from bilevax.sampling import Sample
+from bilevax.solvers.inputs import first_rows
 from bilevax.solvers.start import start_state
 from bilevax.solvers.state import Info, State
 from bilevax.trees import PyTree, combine, norm, root_mean_square
@@ -50,9 +51,13 @@ class Recipe(eqx.Module):
 
     def __check_init__(self) -> None:
         checks.upper_step(self.upper_step)
-        checks.coefficient("alpha", self.alpha, high=1.0, optional=False, by_level=True)
+        # A method that fixes its weights has them as class attributes.
+        given = {field.name for field in dataclasses.fields(self)}
+        if "alpha" in given:
+            checks.coefficient("alpha", self.alpha, high=1.0, optional=False, by_level=True)
         checks.coefficient("alpha_bar", self.option("alpha_bar"), high=1.0, by_level=True)
-        checks.coefficient("beta", self.beta, high=1.0, optional=False)
+        if "beta" in given:
+            checks.coefficient("beta", self.beta, high=1.0, optional=False)
         for name in ("lower_step", "inverse_step", "gamma", "gamma_bar"):
             checks.coefficient(name, self.option(name), zero=True, by_level=True)
         for name in ("radius", "floor"):
@@ -106,7 +111,7 @@ class Recipe(eqx.Module):
         Returns:
           The new state, and what the step saw.
         """
-        sample = state.sampler.draw(problem, state.step)
+        sample = self.draw(problem, state)
         visits = self.visits(problem, state, sample, stage)
         look = self.look(problem, state, sample, visits)
         seen = look.gradients
@@ -124,6 +129,7 @@ class Recipe(eqx.Module):
             z = storm(state.z, seen[0].x, seen[1].x, beta)
         else:
             z = moving_average(state.z, seen[0].x, beta)
+        levels, z = self.renew(problem, state, levels, z)
         x, optimizer = upper_move(self.upper_step, state, z, stage)
         after = dataclasses.replace(
             state,
@@ -134,8 +140,19 @@ class Recipe(eqx.Module):
             optimizer=optimizer,
             levels=levels,
             clocks=clocks,
+            store=look.store,
         )
         return after, _info(seen[0].objective, z, visits, sum(repaired))
+
+    def draw(self, problem: Problem, state: State) -> Sample:
+        """The blocks and rows of a step."""
+        return state.sampler.draw(problem, state.step)
+
+    def renew(
+        self, problem: Problem, state: State, levels: dict[str, Any], z: PyTree
+    ) -> tuple[dict[str, Any], PyTree]:
+        """The tracked quantities before x moves: for methods that now and then compute them anew."""
+        return levels, z
 
     def trackers(self, problem: Problem) -> dict[str, Tracker]:
         """Which tracker follows which lower level."""
@@ -213,6 +230,10 @@ class Recipe(eqx.Module):
         for tracker in self.trackers(problem).values():
             total += tracker.oracles
         return total * points
+
+    def first_rows(self, initial_batch_size: Any, batch_size: int | None) -> int | None:
+        """The rows per block of the first pass: None for all of them, 0 for no pass."""
+        return first_rows(initial_batch_size, batch_size)
 
     def missing(self, name: str) -> set[str]:
         """Which of the coefficients that an argmin level needs were left out, and must be estimated."""

@@ -31,13 +31,12 @@ from bilevax.solvers.inputs import (
     check_factorable,
     check_hessian_slots,
     checked_start,
-    first_rows,
 )
+from bilevax.solvers.passes import over_all_blocks
 from bilevax.solvers.state import State
 from bilevax.trees import PyTree, combine, result_dtype, zeros_like
 
 NEVER = -2  # a last visit that no step's predecessor equals
-_GROUP = 128  # blocks looked at together by the first pass over all blocks
 
 
 def start_state(
@@ -53,7 +52,7 @@ def start_state(
 ) -> State:
     """The state of a recipe before its first step; see `Recipe.init`."""
     sampler = make_sampler(problem, key, blocks_per_step, batch_size, shuffle)
-    rows = first_rows(initial_batch_size, batch_size)
+    rows = recipe.first_rows(initial_batch_size, batch_size)
     trackers = recipe.trackers(problem)
     check_coefficients(recipe, problem, sampler)
     x, y, estimated = checked_start(problem, x0, y0, sampler)
@@ -105,9 +104,6 @@ def _first_pass(
     recipe: Any, problem: Problem, state: State, estimated: frozenset[str], batch_size: int | None
 ) -> State:
     """The estimators of all slots, and z, from one batch per block at (x0, y0)."""
-    group = min(problem.count, _GROUP)
-    groups, rest = divmod(problem.count, group)
-
     def look(number: Any, blocks: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
         levels, total = carry
         sample = state.sampler.visit(problem, blocks, state.sampler.random.at(START).at(number), batch_size)
@@ -117,13 +113,7 @@ def _first_pass(
         }
         return levels, combine((1, total), (blocks.shape[0] / problem.count, z))
 
-    def whole_group(number: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
-        return look(number, number * group + jnp.arange(group), carry)
-
-    carry = jax.lax.fori_loop(0, groups, whole_group, (state.levels, state.z))
-    if rest:
-        carry = look(groups, jnp.arange(problem.count - rest, problem.count), carry)
-    levels, z = carry
+    levels, z = over_all_blocks(problem.count, look, (state.levels, state.z))
     return dataclasses.replace(state, levels=levels, z=z)
 
 

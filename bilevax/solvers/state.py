@@ -27,6 +27,7 @@ class State(eqx.Module):
       smoothness: the estimates of L_g, where a step was left out.
       floors: the floors of the tracked Hessians, where they were left out.
       sampler: the plan of sampling.
+      store: the stored gradients of a method that keeps them; else None.
     """
 
     step: Array
@@ -40,6 +41,7 @@ class State(eqx.Module):
     floors: dict[str, Array]
     sampler: Sampler
     named: bool = eqx.field(static=True)
+    store: PyTree = None
 
     @property
     def y(self) -> PyTree:

@@ -1,0 +1,178 @@
+"""BlockPAGE: for finite sums; now and then everything that is tracked is computed anew."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from bilevax import checks
+from bilevax.curvature import Identity, TrackedSolve, Tracker
+from bilevax.memory import Memory, scatter
+from bilevax.oracles import Oracles, count_pass, count_rows, count_visits
+from bilevax.problem import Problem
+from bilevax.rows import PerBlock, Shared
+from bilevax.sampling import START, Sampler
+from bilevax.solvers.inputs import check_own_slots
+from bilevax.solvers.passes import MOST, over_all_blocks
+from bilevax.solvers.recipe import Coefficient, Recipe, UpperStep
+from bilevax.solvers.state import State
+from bilevax.stream import Stream
+from bilevax.trees import PyTree, combine, zeros_like
+
+_COUNTED = 2**22  # steps whose coins are counted together
+_ROWS = 2**18  # rows of blocks that a refresh looks at together
+
+
+class BlockPAGE(Recipe):
+    r"""Loopless variance reduction for finite sums: BSVRB v2's step, with full refreshes in place of averaging.
+
+    With probability p a step refreshes the estimators of all m blocks from all their rows,
+
+    .. math::
+        s_i \leftarrow \nabla_y g_i, \qquad
+        u_i \leftarrow \nabla_{yy}^2 g_i v_i - \nabla_y f_i, \qquad
+        z \leftarrow \tfrac1m \sum_i \nabla_x f_i - \nabla_{xy}^2 g_i v_i
+
+    at :math:`(x_t, y_t, v_t)`; otherwise it corrects those of the sampled blocks by what has changed,
+
+    .. math::
+        s_i \leftarrow s_i + \tfrac mI (\nabla_y g^t - \nabla_y g^{t-1}), \qquad
+        u_i \leftarrow u_i + \tfrac mI (\nabla_v \phi^t - \nabla_v \phi^{t-1}), \qquad
+        z \leftarrow z + G - \tilde G
+
+    which is BSVRB v2 with α = ᾱ = β = 0. Then all blocks move lazily, :math:`y_i \leftarrow y_i - \tau s_i`
+    and :math:`v_i \leftarrow \Pi_V[v_i - \bar\tau u_i]`, and :math:`x \leftarrow x - \eta z`. The noise is that of
+    changes alone: it vanishes as the run converges, with constant steps.
+
+    The steps that refresh are the same ones for every key, so that the runs of a sweep refresh together.
+    Mean levels are tracked in the same way, from :math:`y_i \leftarrow c_i(x_t)`.
+
+    Args:
+      upper_step: η: a float, a schedule of the step number, or an optax transformation of z.
+      lower_step: τ; left out, 2/(3 L_g) · I/m with an estimate of L_g.
+      inverse_step: τ̄; left out, τ.
+      refresh_chance: p in (0, 1]; left out, as many rows are read by refreshes as by the other steps.
+      radius: V ≥ ‖v_i‖, e.g. C_fy/λ; left out, v is not projected.
+
+    `lower_step`, `inverse_step` and `radius` may be dicts by lower level. The first estimators come from all
+    rows unless `initial_batch_size` is given. Levels with slots of their own are refused.
+
+    Example:
+      >>> import bilevax as bx
+      >>> solver = bx.BlockPAGE(upper_step=0.1)
+
+    Reference:
+      Li et al., *PAGE: A Simple and Optimal Probabilistic Gradient Estimator for Nonconvex Optimization*,
+      ICML 2021, for the estimator; the blocks and their correction by m/I are BSVRB's.
+    """
+
+    upper_step: UpperStep
+    lower_step: Coefficient | None = None
+    inverse_step: Coefficient | None = None
+    refresh_chance: float | None = None
+    radius: Coefficient | None = None
+
+    alpha: ClassVar[float] = 0.0
+    beta: ClassVar[float] = 0.0
+    corrected = True
+    lazy = True
+    curvature = TrackedSolve()
+
+    def __check_init__(self) -> None:
+        if callable(self.refresh_chance):
+            raise TypeError("refresh_chance must be a number, got a function")
+        checks.coefficient("refresh_chance", self.refresh_chance, high=1.0, kinds="a number")
+
+    def trackers(self, problem: Problem) -> dict[str, Tracker]:
+        check_own_slots(self, problem)
+        return super().trackers(problem)
+
+    def first_rows(self, initial_batch_size: Any, batch_size: int | None) -> int | None:
+        """All rows of every block, unless another number is given."""
+        return super().first_rows("all" if initial_batch_size is None else initial_batch_size, batch_size)
+
+    def renew(
+        self, problem: Problem, state: State, levels: dict[str, Any], z: PyTree
+    ) -> tuple[dict[str, Any], PyTree]:
+        """Everything anew if this is a step that refreshes."""
+        due = self.refreshes(problem, state.sampler, state.step)
+        # A loop of at most one turn: unlike a cond, it is skipped under vmap too, if no run refreshes.
+        _, levels, z = jax.lax.while_loop(
+            lambda carry: carry[0],
+            lambda carry: (jnp.zeros((), bool), *self._refreshed(problem, state, *carry[1:])),
+            (due, levels, z),
+        )
+        return levels, z
+
+    def refreshes(self, problem: Problem, sampler: Sampler, step: Array) -> Array:
+        """Whether a step refreshes: a coin of the step's number alone, the same for every key."""
+        chance = self.refresh_chance
+        if chance is None:
+            chance = default_chance(problem, sampler)
+        coin = Stream(jnp.uint32(0x5EED), jnp.uint32(0xF1E5)).at(step).first >> 8
+        return coin.astype(float) * 2.0**-24 < chance
+
+    def _refreshed(
+        self, problem: Problem, state: State, levels: dict[str, Any], z: PyTree
+    ) -> tuple[dict[str, Any], PyTree]:
+        whole = _Whole(self.upper_step, radius=self.radius)
+
+        def look(_: Any, blocks: Array, carry: tuple[dict[str, Any], PyTree]) -> tuple[Any, PyTree]:
+            levels, z = carry
+            sample = state.sampler.visit(problem, blocks, state.sampler.random.at(START), None)
+            visits = whole.visits(problem, dataclasses.replace(state, levels=levels), sample, 0)
+            seen = whole.look(problem, state, sample, visits)
+            for name, tracker in whole.trackers(problem).items():
+                rows, _ = tracker.refresh(visits[name], seen)
+                if isinstance(tracker, Identity):
+                    # z belongs to the y from before the refresh, as in every step.
+                    rows = Memory(y=rows.y, previous=visits[name].rows.y, visit=rows.visit)
+                levels = levels | {name: scatter(levels[name], blocks, rows)}
+            return levels, combine((1, z), (blocks.shape[0] / problem.count, seen.gradients[0].x))
+
+        together = max(1, min(MOST, _ROWS // _longest(problem)))
+        return over_all_blocks(problem.count, look, (levels, zeros_like(z)), together)
+
+    def count_oracles(
+        self, problem: Problem, sampler: Sampler, steps: int, first_rows: int | None
+    ) -> Oracles:
+        """Two points of the sampled blocks per step, and one of all blocks and rows per refresh."""
+        pieces = (jnp.arange(first, min(first + _COUNTED, steps)) for first in range(0, steps, _COUNTED))
+        refreshes = sum(int(jnp.sum(self.refreshes(problem, sampler, piece))) for piece in pieces)
+        visits = count_visits(self, problem, sampler, steps, first_rows)
+        return visits + count_pass(self, problem, None) * refreshes
+
+
+class _Whole(Recipe):
+    """A refresh as a recipe: one point, and nothing of what was tracked before is kept."""
+
+    upper_step: UpperStep
+    lower_step: float = 1.0
+    radius: Coefficient | None = None
+
+    alpha: ClassVar[float] = 1.0
+    beta: ClassVar[float] = 1.0
+    corrected = False
+    lazy = True
+    curvature = TrackedSolve()
+
+
+def default_chance(problem: Problem, sampler: Sampler) -> float:
+    """The chance with which refreshes look at as many rows as the steps between them."""
+    step = 2 * count_rows(problem, sampler.batch_size, sampler.per_step).rows
+    refresh = count_rows(problem, None, problem.count).rows
+    return min(1.0, step / refresh) if refresh else 1.0
+
+
+def _longest(problem: Problem) -> int:
+    """The most rows that a refresh reads of one block."""
+    lengths = [
+        source.longest if isinstance(source, PerBlock) else source.count
+        for source in (problem.upper_data, *problem.lower_data)
+        if isinstance(source, (PerBlock, Shared))
+    ]
+    return max(lengths, default=1)

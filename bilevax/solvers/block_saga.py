@@ -1,0 +1,143 @@
+"""BlockSAGA: for finite sums; a stored gradient per block and row group."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+from jax import Array
+
+from bilevax.curvature import Look, TrackedSolve, Tracker, Visit
+from bilevax.groups import groups_of
+from bilevax.lagrangian import Gradients, Point
+from bilevax.oracles import Oracles, count_pass
+from bilevax.problem import Problem
+from bilevax.sampling import ROWS, Sample, Sampler
+from bilevax.solvers.inputs import check_own_slots
+from bilevax.solvers.recipe import Coefficient, Recipe, UpperStep
+from bilevax.solvers.state import State
+from bilevax.solvers.table import UPPER, blank_table, filled_table, grouped_sample, levels_of, parts_of
+from bilevax.stored import Slopes, lower_slopes, upper_slopes
+from bilevax.trees import PyTree, combine, zeros_like
+
+
+class BlockSAGA(Recipe):
+    r"""Stored gradients for finite sums: SOBA's step on sampled blocks, with noise that vanishes.
+
+    The rows of every block are cut into groups of `batch_size`. Of each block i and group k the newest
+    :math:`\nabla_y g`, :math:`\nabla_{yy}^2 g\, v`, :math:`\nabla_{xy}^2 g\, v`, :math:`\nabla_y f` and
+    :math:`\nabla_x f` are stored, with their means over the groups. A step draws I blocks and a group of each,
+    and takes as every one of these gradients
+
+    .. math:: \bar a_i + K_i w_{ik} (g_{ik} - a_{ik})
+
+    from the fresh g, the stored a, its mean over the K_i groups and the group's share w_ik of the rows
+    (:math:`K_i w_{ik} = 1` if all groups are equally long); for x the mean is over all blocks. Then
+
+    .. math::
+        y_i \leftarrow y_i - \tau \nabla_y g_i, \qquad
+        v_i \leftarrow \Pi_V[v_i - \bar\tau (\nabla_{yy}^2 g_i v_i - \nabla_y f_i)], \qquad
+        x \leftarrow x - \eta z
+
+    on the sampled blocks, with constant steps. Mean levels are :math:`y_i \leftarrow c_i`, reduced likewise.
+
+    Memory is m · K · (2 d_y + d_x) numbers for the lower and m · K · (d_y + d_x) for the upper rows (without
+    d_x for an f or g that does not look at x). A table larger than the device's memory raises a MemoryError.
+
+    Args:
+      upper_step: η: a float, a schedule of the step number, or an optax transformation of z.
+      lower_step: τ; left out, 1/(2 L_g) with an estimate of L_g.
+      inverse_step: τ̄; left out, τ.
+      radius: V ≥ ‖v_i‖; left out, v is not projected.
+
+    All but `upper_step` may be dicts by lower level. The table is filled from all rows at the start;
+    `initial_batch_size=0` starts it from zero, and no other number is taken. Levels with slots of their own
+    are refused.
+
+    Example:
+      >>> import bilevax as bx
+      >>> solver = bx.BlockSAGA(upper_step=0.1)
+
+    Reference:
+      Dagréou et al., *A framework for bilevel optimization that enables stochastic and global variance
+      reduction algorithms*, NeurIPS 2022, whose SABA this is for m = 1.
+    """
+
+    upper_step: UpperStep
+    lower_step: Coefficient | None = None
+    inverse_step: Coefficient | None = None
+    radius: Coefficient | None = None
+
+    alpha: ClassVar[float] = 1.0
+    beta: ClassVar[float] = 1.0
+    corrected = False
+    lazy = False
+    curvature = TrackedSolve()
+
+    def init(self, problem: Problem, x0: PyTree, y0: PyTree = None, *, key: Array, **plan: Any) -> State:
+        """As `Recipe.init`; `initial_batch_size` is None, "all" or 0."""
+        state = super().init(problem, x0, y0, key=key, **plan)
+        parts = blank_table(problem, state)
+        if self.first_rows(plan.get("initial_batch_size"), None) != 0:
+            parts = filled_table(problem, state, parts)
+        return dataclasses.replace(state, store=parts)
+
+    def trackers(self, problem: Problem) -> dict[str, Tracker]:
+        check_own_slots(self, problem)
+        return super().trackers(problem)
+
+    def first_rows(self, initial_batch_size: Any, batch_size: int | None) -> int | None:
+        """All rows of every block, or none."""
+        rows = super().first_rows("all" if initial_batch_size is None else initial_batch_size, batch_size)
+        if rows:
+            raise ValueError(
+                "initial_batch_size must be None, 'all' or 0 for BlockSAGA, whose table holds all rows, got "
+                f"{initial_batch_size!r}"
+            )
+        return rows
+
+    def draw(self, problem: Problem, state: State) -> Sample:
+        """The blocks of a step, and a row group of each."""
+        sampler = state.sampler
+        blocks = sampler.blocks_at(state.step)
+        random = sampler.random.at(ROWS).at(state.step)
+        groups = groups_of(problem, sampler.batch_size)
+        drawn = {
+            name: one.draw(random.at(place), blocks) for place, (name, one) in enumerate(groups.items())
+        }
+        return grouped_sample(problem, groups, blocks, drawn)
+
+    def look(self, problem: Problem, state: State, sample: Sample, visits: dict[str, Visit]) -> Look:
+        """The point, and the gradients there as the stored ones reduce them."""
+        trackers, sources, parts = self.trackers(problem), parts_of(problem), dict(state.store)
+        point = Point(state.x, {name: tracker.recall(visits[name])[0] for name, tracker in trackers.items()})
+
+        def reduce(part: str, fresh: Slopes) -> Slopes:
+            drawn = sample.drawn[sources[part]]
+            found, parts[part] = parts[part].reduce(fresh, sample.blocks, drawn, problem.count)
+            return found
+
+        fresh, f = upper_slopes(problem, point, sample, parts[UPPER].mean.x is not None)
+        of_upper = reduce(UPPER, fresh)
+        v = {name: t.directions(visits[name], [of_upper.y[name]])[0] for name, t in trackers.items()}
+        found = [of_upper]
+        for part in sources:
+            if part != UPPER:
+                names, by_x = levels_of(problem, part), parts[part].mean.x is not None
+                found.append(reduce(part, lower_slopes(problem, names, point, v, sample, by_x)))
+        total = Gradients(
+            _sum([one.x for one in found if one.x is not None], zeros_like(state.x)),
+            {n: _sum([one.y[n] for one in found if n in one.y], None) for n in trackers},
+            {n: _sum([one.v[n] for one in found if n in one.v], None) for n in trackers},
+            f,
+        )
+        return Look(problem, sample, [point], [v], [total], parts)
+
+    def count_oracles(
+        self, problem: Problem, sampler: Sampler, steps: int, first_rows: int | None
+    ) -> Oracles:
+        """A visit of the sampled blocks per step; first a pass over all rows, and one over all groups."""
+
+
+def _sum(trees: list[PyTree], empty: PyTree) -> PyTree:
+    return combine(*((1, tree) for tree in trees)) if trees else empty
