@@ -70,13 +70,24 @@ class Groups(eqx.Module):
         return self.look_up(blocks, random.integers(blocks.shape, -((first - end) // self.size)))
 
     def look_up(self, blocks: Array, number: Array) -> Drawn:
-        """Groups by their numbers; a number that a block does not have gives its last group, of share zero."""
+        """Groups by their numbers; one that a block does not have gives its last group, of share zero."""
         first, end = self._bounds(blocks)
         length = end - first
         count = -(-length // self.size)
         rows = jnp.clip(length - number * self.size, 0, self.size)
         share = rows.astype(float) / length.astype(float)
         return Drawn(jnp.minimum(number, count - 1), count, share)
+
+    def total(self, blocks: int) -> int:
+        """The groups of all blocks together."""
+        return int(jnp.sum(self.look_up(jnp.arange(blocks), jnp.zeros(blocks, int)).count))
+
+    def mean_rows(self, blocks: int) -> float:
+        """The rows of a uniformly drawn group of a uniformly drawn block, on average."""
+        if self.source is None:
+            return 0.0
+        first, end = self._bounds(jnp.arange(blocks))
+        return float(jnp.mean((end - first) / (-((first - end) // self.size))))
 
     def take(self, blocks: Array, number: Array) -> Batch:
         """The rows of groups."""

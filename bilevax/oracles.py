@@ -61,7 +61,7 @@ def count_oracles(
 def count_visits(
     method: Any, problem: Problem, sampler: Sampler, steps: int, first_rows: int | None
 ) -> Oracles:
-    """The visits of a method that looks at all blocks first, with so many rows, and at I of them in a step."""
+    """The visits of a method that looks at all blocks first, and at I of them in a step."""
     visits = steps * sampler.per_step
     total = method.oracles(problem) * visits + count_rows(problem, sampler.batch_size, visits)
     return total if first_rows == 0 else total + count_pass(method, problem, first_rows)

@@ -97,6 +97,8 @@ def stop_at_the_computation(monkeypatch):
         given(),
         given(bx.BSVRBv1(0.1)),
         given(bx.RSVRB(0.1)),
+        given(bx.BlockPAGE(0.1, refresh_chance=1)),
+        given(bx.BlockSAGA(0.1)),
         given(bx.Restart(bx.KSONG(0.1), first=1, stages=30)),
         given(bx.MSVR(0.1), lambda: problem(lower=bx.mean(inner)), y0=None),
         given(problem=named, y0=BOTH),
@@ -313,6 +315,22 @@ SOLVERS = {
     "radius = 0": (lambda: bx.BSVRBv2(0.1, radius=0.0), ValueError, "radius must lie in (0.0, ∞)", "got 0.0"),
     "radius < 0": (lambda: bx.RSVRB(0.1, radius=-1.0), ValueError, "radius must lie in (0.0, ∞)", "got -1.0"),
     "floor = 0": (lambda: bx.KSONG(0.1, floor=0.0), ValueError, "floor must lie in (0.0, ∞)", "got 0.0"),
+    "refresh_chance = 0": (
+        lambda: bx.BlockPAGE(0.1, refresh_chance=0.0),
+        ValueError, "refresh_chance must lie in (0.0, 1.0]", "got 0.0",
+    ),
+    "refresh_chance > 1": (
+        lambda: bx.BlockPAGE(0.1, refresh_chance=2),
+        ValueError, "refresh_chance must lie in (0.0, 1.0]", "got 2",
+    ),
+    "a schedule of refreshes": (
+        lambda: bx.BlockPAGE(0.1, refresh_chance=lambda step: 0.1),
+        TypeError, "refresh_chance must be a number", "got a function",
+    ),
+    "a refresh_chance of text": (
+        lambda: bx.BlockPAGE(0.1, refresh_chance="often"),
+        TypeError, "refresh_chance must be a number", "got str",
+    ),
     "RSVRB's lower step by level": (
         lambda: bx.RSVRB(0.1, lower_step={"p": 0.1}), TypeError, f"lower_step {NUMBER}", "got dict",
     ),
@@ -570,6 +588,18 @@ RUNS = {
     "many slots and a moving Hessian": (
         given(bx.KSONG(0.1), lambda: slotted(lambda block, batch: jnp.arange(1)), y0=jnp.zeros((10, 2))),
         ValueError, "a tracked Hessian needs one slot per block", "got slots of shape (1,)", "use BSVRBv2",
+    ),
+    "slots of their own and refreshes": (
+        given(bx.BlockPAGE(0.1), lambda: slotted(lambda block, batch: jnp.arange(3)), y0=jnp.zeros((10, 2))),
+        ValueError, "BlockPAGE needs one slot per block", "lower level 'lower'", "use BSVRBv2",
+    ),
+    "slots of their own and stored gradients": (
+        given(bx.BlockSAGA(0.1), lambda: slotted(lambda block, batch: jnp.arange(3)), y0=jnp.zeros((10, 2))),
+        ValueError, "BlockSAGA needs one slot per block", "lower level 'lower'", "use BSVRBv2",
+    ),
+    "a table of some rows": (
+        given(bx.BlockSAGA(0.1), initial_batch_size=5),
+        ValueError, "initial_batch_size must be None, 'all' or 0 for BlockSAGA", "got 5",
     ),
     # coefficients that do not fit
     "alpha of an unknown level": (

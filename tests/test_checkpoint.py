@@ -24,6 +24,8 @@ SOLVERS = {
     "BSVRBv1": bx.BSVRBv1(upper_step=0.05),
     "BSVRBv2": bx.BSVRBv2(upper_step=0.05),
     "RSVRB": bx.RSVRB(upper_step=0.05),
+    "BlockPAGE": bx.BlockPAGE(upper_step=0.05),
+    "BlockSAGA": bx.BlockSAGA(upper_step=0.05),
     "RE-BSVRBv2": bx.Restart(bx.BSVRBv2(upper_step=0.05), first=40, stages=4),
     "Adam": bx.BSVRBv2(upper_step=optax.adam(0.01)),
 }

@@ -106,6 +106,8 @@ ARGMIN = {
     "KSONG": (bx.KSONG, {"lower_step": 0.3, "floor": 0.3, "alpha": 0.5}),
     "MMBO": (bx.MMBO, {"lower_step": 0.3, "inverse_step": 0.3, "alpha": 0.5}),
     "SOBA": (bx.SOBA, {"lower_step": 0.3, "inverse_step": 0.3}),
+    "BlockPAGE": (bx.BlockPAGE, {"lower_step": 0.1, "inverse_step": 0.1, "refresh_chance": 0.3}),
+    "BlockSAGA": (bx.BlockSAGA, {"lower_step": 0.3, "inverse_step": 0.3}),
 }
 MEAN = {"MSVR": (bx.MSVR, {"alpha": 0.3}), "SONG": (bx.SONG, {"alpha": 0.5})}
 RESTARTED = {"RE-BSVRBv2": "BSVRBv2", "RE-MSVR": "MSVR"}

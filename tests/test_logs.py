@@ -106,6 +106,21 @@ def test_oracle_calls_are_counted(solver, case, gradients, products, matrices):
     assert found == bx.Oracles(gradients, products, matrices, rows)
 
 
+# 6 blocks of 7 upper and 7 lower rows, in groups of 3, 3 and 1; two points of 2 blocks in 60 steps.
+@pytest.mark.parametrize(
+    ("solver", "gradients", "products", "rows"),
+    [
+        (
+            bx.BlockPAGE(upper_step=0.1, refresh_chance=1.0),
+            3 * (6 + 240 + 60 * 6), 2 * (6 + 240 + 60 * 6), 6 * 14 + 6 * 120 + 60 * 6 * 14,
+        ),
+        (bx.BlockSAGA(upper_step=0.05), 3 * (6 + 18 + 120), 2 * (6 + 18 + 120), 2 * 6 * 14 + 120 * 14 // 3),
+    ],
+)  # fmt: skip
+def test_oracle_calls_of_finite_sums_are_counted(solver, gradients, products, rows):
+    assert run(solver).oracles == bx.Oracles(gradients, products, 0, rows)
+
+
 def test_rows_are_counted_for_whole_blocks_and_without_a_first_pass():
     found = run(batch_size=None, blocks_per_step=None, initial_batch_size=0, steps=10).oracles
     assert found.rows == 10 * 6 * (7 + 7)

@@ -19,6 +19,8 @@ MAKERS = {
     "BSVRBv1": bx.BSVRBv1,
     "RSVRB": bx.RSVRB,
     "Adam": lambda upper_step, beta: bx.BSVRBv2(upper_step=optax.adam(upper_step), beta=beta),
+    "BlockPAGE": lambda upper_step, beta: bx.BlockPAGE(upper_step, refresh_chance=beta / 5),
+    "BlockSAGA": lambda upper_step, beta: bx.BlockSAGA(upper_step, lower_step=beta / 2),
     "RE-BSVRBv2": lambda **numbers: bx.Restart(bx.BSVRBv2(**numbers), first=20, stages=2),
 }
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import Array
-from reference import algorithms, problems
+from reference import algorithms, finite_sums, problems
 
 import bilevax as bx
 from bilevax.memory import Moving
@@ -40,9 +40,14 @@ MIXED = {
     "BSVRBv1 mixed": (bx.BSVRBv1, functools.partial(algorithms.bsvrb_mixed, version=1)),
     "BSVRBv2 mixed": (bx.BSVRBv2, functools.partial(algorithms.bsvrb_mixed, version=2)),
 }
-METHODS = ARGMIN | MEAN | MIXED
+FINITE = {
+    "BlockPAGE": (bx.BlockPAGE, finite_sums.block_page),
+    "BlockSAGA": (bx.BlockSAGA, finite_sums.block_saga),
+}
+METHODS = ARGMIN | MEAN | MIXED | FINITE
 
 SETTINGS = {"eta": 0.02, "tau": 0.05, "tau_bar": 0.04, "alpha": 0.3, "alpha_bar": 0.2, "beta": 0.25}
+REFRESH_CHANCE = 0.1
 FLOOR = 1.4  # some Hessians are less: they have to be raised, time and again
 
 # LLVM is not to optimise: these runs are short, and compiling them is all their cost.
@@ -120,6 +125,8 @@ def scheduled(values, rate):
 
 def options(method, **given):
     """What a method's reference is given besides its coefficients."""
+    if METHODS[method][0] is bx.BlockSAGA:
+        given["size"] = FEW["batch_size"]
     return given | {"lam": FLOOR} if has(METHODS[method][0], "floor") else given
 
 
@@ -131,6 +138,7 @@ def make_solver(method, values):
     """The library's solver, from all the reference's names that it knows."""
     solver = METHODS[method][0]
     named = {NAMES.get(name, name): value for name, value in values.items()}
+    named["refresh_chance"] = REFRESH_CHANCE
     return solver(**{name: value for name, value in named.items() if has(solver, name)})
 
 
@@ -152,14 +160,25 @@ def run(solver, problem, start, key, plan):
 
 
 @functools.partial(eqx.filter_jit, compiler_options=QUICKLY)
-def draw(problem, sampler):
-    """What all steps see: their blocks, and the places of each block's rows."""
+def draw(solver, problem, sampler):
+    """What all steps see: their blocks, and the places of each block's rows (-1 for rows of no weight)."""
+    solver = solver.solver if isinstance(solver, bx.Restart) else solver
 
     def look(t):
-        sample = sampler.draw(problem, t)
+        at = SimpleNamespace(step=t, sampler=sampler)
+        sample = solver.draw(problem, at) if isinstance(solver, bx.Recipe) else sampler.draw(problem, t)
         batches = {"upper": sample.upper} | sample.lower
-        seen = {name: batch.rows["place"] for name, batch in batches.items()}
+        seen = {name: places(batch) for name, batch in batches.items()}
+        if isinstance(solver, bx.BlockPAGE):
+            seen["refresh"] = solver.refreshes(problem, sampler, t)
         return seen | {"blocks": sample.blocks, "second": sampler.blocks_at(t, SECOND_BLOCKS)}
+
+    def places(batch):
+        return (
+            batch.rows["place"]
+            if batch.weight is None
+            else jnp.where(batch.weight > 0, batch.rows["place"], -1)
+        )
 
     return jax.lax.map(look, jnp.arange(STEPS, dtype=jnp.int32))
 
@@ -222,10 +241,13 @@ def as_samples(drawn, blocks):
     """The reference's samples, from the places that the library's samples hold."""
     levels = {"lower": "a", "inner": "b"} if "a" in drawn else {"lower": "lower"}
     names = levels | {"blocks": "blocks", "second": "second", "upper": "upper"}
+    names |= {"refresh": "refresh"} if "refresh" in drawn else {}
     samples = [
         SimpleNamespace(**{name: drawn[ours][t] for name, ours in names.items()}) for t in range(STEPS)
     ]
     for sample in samples:
+        for name in ("upper", *levels):
+            setattr(sample, name, [rows[rows >= 0] for rows in getattr(sample, name)])
         for place, i in enumerate(sample.blocks):
             assert set(sample.upper[place]) <= set(blocks.upper_of(i))
             assert all(set(getattr(sample, level)[place]) <= set(blocks.lower_of(i)) for level in levels)
@@ -245,9 +267,14 @@ def compare(method, solver, blocks, coefficients, given, *, apart=False, **plan)
     if given.get("projection") == "once":  # a `State` does not know the radius: its v is not projected
         states["v"] = np.array([in_ball(v, given["radius"]) for v in states["v"]])
     if plan:
-        samples = as_samples(jax.tree.map(np.asarray, draw(problem, sampler)), blocks)
+        samples = as_samples(jax.tree.map(np.asarray, draw(solver, problem, sampler)), blocks)
     else:
         samples = problems.full_samples(blocks, STEPS)
+        if isinstance(solver, bx.BlockPAGE):
+            due = np.asarray(solver.refreshes(problem, sampler, jnp.arange(STEPS)))
+            samples = [
+                SimpleNamespace(**vars(one), refresh=now) for one, now in zip(samples, due, strict=True)
+            ]
     for steps in LOOKED_AT:
         begin = SimpleNamespace(**(start | first))
         end = METHODS[method][1](blocks, samples[:steps], begin, coefficients, **given)
@@ -306,6 +333,21 @@ def test_named_levels_of_both_kinds(method, ragged, per_step, rate):
     follow(method, problems.Mixed, ragged, per_step, rate, apart=per_step < 5)
 
 
+@pytest.mark.parametrize(
+    ("family", "ragged", "per_step", "rate", "apart"),
+    [
+        (Curved, True, 2, 1 / 50, False),
+        (Curved, False, 5, 0.0, False),
+        (problems.MeanBlocks, False, 2, 0.0, False),
+        (problems.Mixed, True, 2, 0.0, True),
+        (problems.Mixed, False, 2, 1 / 50, False),
+    ],
+)
+@pytest.mark.parametrize("method", FINITE)
+def test_finite_sums(method, family, ragged, per_step, rate, apart):
+    follow(method, family, ragged, per_step, rate, apart)
+
+
 WHOLE = [(method, True) for method in METHODS]
 WHOLE += [(method, False) for method in ("BSVRBv1", "RSVRB", "MSVR", "BSVRBv2 mixed")]
 
@@ -315,11 +357,12 @@ def test_all_blocks_and_rows(method, ragged):
     """A deterministic run, from the estimators that `init` takes from all rows; with plain numbers."""
     family = Curved if method in ARGMIN else problems.MeanBlocks if method in MEAN else problems.Mixed
     given = options(method)
+    given |= {"size": 1000} if "size" in given else {}
     solver = make_solver(method, SETTINGS | given)
     compare(method, solver, make(family, ragged), algorithms.constant(**SETTINGS), given)
 
 
-@pytest.mark.parametrize("method", ["BSVRBv1", "BSVRBv2", "RSVRB"])
+@pytest.mark.parametrize("method", ["BSVRBv1", "BSVRBv2", "RSVRB", "BlockSAGA"])
 def test_restarts(method):
     """The last of three stages goes on beyond its nominal end at step 175."""
     given = options(method)
@@ -338,15 +381,17 @@ def test_a_given_gamma(method):
     compare(method, solver, make(Curved, False), coefficients, given, **FEW)
 
 
-@pytest.mark.parametrize("method", ["BSVRBv2", "RSVRB", "MMBO", "SOBA"])
+@pytest.mark.parametrize("method", ["BSVRBv2", "RSVRB", "MMBO", "SOBA", "BlockPAGE", "BlockSAGA"])
 def test_a_ball_that_binds(method):
     """v, for RSVRB y, leaves the ball and is projected: in BSVRBv2 once, when a block is caught up."""
     radius = 0.4
     projected = "y" if method == "RSVRB" else "v"
     given = options(method, radius=radius)
-    given |= {"projection": "once"} if method == "BSVRBv2" else {}
+    given |= {"projection": "once"} if method in ("BSVRBv2", "BlockPAGE") else {}
     solver = make_solver(method, SETTINGS | given)
-    family = problems.QuadraticBlocks if method in ("BSVRBv2", "RSVRB") else problems.LogisticHyper
+    family = (
+        problems.QuadraticBlocks if method in ("BSVRBv2", "RSVRB", "BlockPAGE") else problems.LogisticHyper
+    )
     coefficients = algorithms.constant(**SETTINGS)
     states = compare(method, solver, make(family, False), coefficients, given, **FEW, shuffle=False)
     size = np.linalg.norm(states[projected][20:], axis=-1)

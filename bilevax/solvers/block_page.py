@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from bilevax import checks
-from bilevax.curvature import Identity, TrackedSolve, Tracker
-from bilevax.memory import Memory, scatter
+from bilevax.curvature import Identity, TrackedSolve, Tracker, Visit
+from bilevax.memory import Memory, Moving, scatter
 from bilevax.oracles import Oracles, count_pass, count_rows, count_visits
-from bilevax.problem import Problem
+from bilevax.problem import Mean, Problem
 from bilevax.rows import PerBlock, Shared
 from bilevax.sampling import START, Sampler
 from bilevax.solvers.inputs import check_own_slots
@@ -21,14 +21,14 @@ from bilevax.solvers.passes import MOST, over_all_blocks
 from bilevax.solvers.recipe import Coefficient, Recipe, UpperStep
 from bilevax.solvers.state import State
 from bilevax.stream import Stream
-from bilevax.trees import PyTree, combine, zeros_like
+from bilevax.trees import PyTree, combine, where_slot, zeros_like
 
-_COUNTED = 2**22  # steps whose coins are counted together
+_COUNTED = 2**12  # steps whose coins are counted together
 _ROWS = 2**18  # rows of blocks that a refresh looks at together
 
 
 class BlockPAGE(Recipe):
-    r"""Loopless variance reduction for finite sums: BSVRB v2's step, with full refreshes in place of averaging.
+    r"""Loopless variance reduction for finite sums: BSVRB v2 with full refreshes in place of averaging.
 
     With probability p a step refreshes the estimators of all m blocks from all their rows,
 
@@ -45,11 +45,12 @@ class BlockPAGE(Recipe):
         z \leftarrow z + G - \tilde G
 
     which is BSVRB v2 with α = ᾱ = β = 0. Then all blocks move lazily, :math:`y_i \leftarrow y_i - \tau s_i`
-    and :math:`v_i \leftarrow \Pi_V[v_i - \bar\tau u_i]`, and :math:`x \leftarrow x - \eta z`. The noise is that of
-    changes alone: it vanishes as the run converges, with constant steps.
+    and :math:`v_i \leftarrow \Pi_V[v_i - \bar\tau u_i]`, and :math:`x \leftarrow x - \eta z`. The noise is
+    that of changes alone: it vanishes as the run converges, with constant steps.
 
     The steps that refresh are the same ones for every key, so that the runs of a sweep refresh together.
-    Mean levels are tracked in the same way, from :math:`y_i \leftarrow c_i(x_t)`.
+    Mean levels are tracked in the same way, from :math:`y_i \leftarrow c_i(x_t)`; where there are any, blocks
+    are drawn anew in each step.
 
     Args:
       upper_step: η: a float, a schedule of the step number, or an optax transformation of z.
@@ -87,6 +88,16 @@ class BlockPAGE(Recipe):
             raise TypeError("refresh_chance must be a number, got a function")
         checks.coefficient("refresh_chance", self.refresh_chance, high=1.0, kinds="a number")
 
+    def init(self, problem: Problem, x0: PyTree, y0: PyTree = None, *, key: Array, **plan: Any) -> State:
+        """As `Recipe.init`, but `initial_batch_size=None` takes all rows.
+
+        If there are mean levels, `shuffle` is not followed. Their y_i jump when they are visited, and z
+        learns of it only where a block is visited twice in a row, which shuffled epochs avoid.
+        """
+        if any(isinstance(level, Mean) for level in problem.levels.values()):
+            plan = plan | {"shuffle": False}
+        return super().init(problem, x0, y0, key=key, **plan)
+
     def trackers(self, problem: Problem) -> dict[str, Tracker]:
         check_own_slots(self, problem)
         return super().trackers(problem)
@@ -110,11 +121,10 @@ class BlockPAGE(Recipe):
 
     def refreshes(self, problem: Problem, sampler: Sampler, step: Array) -> Array:
         """Whether a step refreshes: a coin of the step's number alone, the same for every key."""
-        chance = self.refresh_chance
-        if chance is None:
-            chance = default_chance(problem, sampler)
-        coin = Stream(jnp.uint32(0x5EED), jnp.uint32(0xF1E5)).at(step).first >> 8
-        return coin.astype(float) * 2.0**-24 < chance
+        return _coin(step) < self._chance(problem, sampler)
+
+    def _chance(self, problem: Problem, sampler: Sampler) -> Any:
+        return default_chance(problem, sampler) if self.refresh_chance is None else self.refresh_chance
 
     def _refreshed(
         self, problem: Problem, state: State, levels: dict[str, Any], z: PyTree
@@ -125,11 +135,11 @@ class BlockPAGE(Recipe):
             levels, z = carry
             sample = state.sampler.visit(problem, blocks, state.sampler.random.at(START), None)
             visits = whole.visits(problem, dataclasses.replace(state, levels=levels), sample, 0)
+            visits = {name: _before(visit) for name, visit in visits.items()}
             seen = whole.look(problem, state, sample, visits)
             for name, tracker in whole.trackers(problem).items():
                 rows, _ = tracker.refresh(visits[name], seen)
-                if isinstance(tracker, Identity):
-                    # z belongs to the y from before the refresh, as in every step.
+                if isinstance(tracker, Identity):  # z belongs to the y from before, as in every step
                     rows = Memory(y=rows.y, previous=visits[name].rows.y, visit=rows.visit)
                 levels = levels | {name: scatter(levels[name], blocks, rows)}
             return levels, combine((1, z), (blocks.shape[0] / problem.count, seen.gradients[0].x))
@@ -141,8 +151,7 @@ class BlockPAGE(Recipe):
         self, problem: Problem, sampler: Sampler, steps: int, first_rows: int | None
     ) -> Oracles:
         """Two points of the sampled blocks per step, and one of all blocks and rows per refresh."""
-        pieces = (jnp.arange(first, min(first + _COUNTED, steps)) for first in range(0, steps, _COUNTED))
-        refreshes = sum(int(jnp.sum(self.refreshes(problem, sampler, piece))) for piece in pieces)
+        refreshes = int(_heads(steps, self._chance(problem, sampler)))
         visits = count_visits(self, problem, sampler, steps, first_rows)
         return visits + count_pass(self, problem, None) * refreshes
 
@@ -159,6 +168,31 @@ class _Whole(Recipe):
     corrected = False
     lazy = True
     curvature = TrackedSolve()
+
+
+def _coin(step: Array) -> Array:
+    """A number in [0, 1) for each step."""
+    return (Stream(jnp.uint32(0x5EED), jnp.uint32(0xF1E5)).at(step).first >> 8).astype(float) * 2.0**-24
+
+
+@jax.jit
+def _heads(steps: Array, chance: Array) -> Array:
+    """How many of the first steps have a coin below a chance."""
+
+    def count(turn: Array, total: Array) -> Array:
+        at = turn * _COUNTED + jnp.arange(_COUNTED)
+        return total + jnp.sum((_coin(at) < chance) & (at < steps))
+
+    return jax.lax.fori_loop(0, -(-steps // _COUNTED), count, jnp.zeros((), int))
+
+
+def _before(visit: Visit) -> Visit:
+    """The visit as it was before this step, which may have corrected the means of some slots already."""
+    rows = visit.rows
+    if isinstance(rows.y, Moving):
+        return visit
+    y = where_slot(rows.visit == visit.step, rows.previous, rows.y)
+    return dataclasses.replace(visit, rows=dataclasses.replace(rows, y=y))
 
 
 def default_chance(problem: Problem, sampler: Sampler) -> float:

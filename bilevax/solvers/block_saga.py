@@ -10,7 +10,7 @@ from jax import Array
 from bilevax.curvature import Look, TrackedSolve, Tracker, Visit
 from bilevax.groups import groups_of
 from bilevax.lagrangian import Gradients, Point
-from bilevax.oracles import Oracles, count_pass
+from bilevax.oracles import Oracles, count_pass, count_rows
 from bilevax.problem import Problem
 from bilevax.sampling import ROWS, Sample, Sampler
 from bilevax.solvers.inputs import check_own_slots
@@ -26,8 +26,8 @@ class BlockSAGA(Recipe):
 
     The rows of every block are cut into groups of `batch_size`. Of each block i and group k the newest
     :math:`\nabla_y g`, :math:`\nabla_{yy}^2 g\, v`, :math:`\nabla_{xy}^2 g\, v`, :math:`\nabla_y f` and
-    :math:`\nabla_x f` are stored, with their means over the groups. A step draws I blocks and a group of each,
-    and takes as every one of these gradients
+    :math:`\nabla_x f` are stored, with their means over the groups. A step draws I blocks and a group of
+    each, and takes as every one of these gradients
 
     .. math:: \bar a_i + K_i w_{ik} (g_{ik} - a_{ik})
 
@@ -46,7 +46,7 @@ class BlockSAGA(Recipe):
 
     Args:
       upper_step: η: a float, a schedule of the step number, or an optax transformation of z.
-      lower_step: τ; left out, 1/(2 L_g) with an estimate of L_g.
+      lower_step: τ; left out, 2/(3 L_g) with an estimate of L_g.
       inverse_step: τ̄; left out, τ.
       radius: V ≥ ‖v_i‖; left out, v is not projected.
 
@@ -102,9 +102,7 @@ class BlockSAGA(Recipe):
         blocks = sampler.blocks_at(state.step)
         random = sampler.random.at(ROWS).at(state.step)
         groups = groups_of(problem, sampler.batch_size)
-        drawn = {
-            name: one.draw(random.at(place), blocks) for place, (name, one) in enumerate(groups.items())
-        }
+        drawn = {name: one.draw(random.at(place), blocks) for place, (name, one) in enumerate(groups.items())}
         return grouped_sample(problem, groups, blocks, drawn)
 
     def look(self, problem: Problem, state: State, sample: Sample, visits: dict[str, Visit]) -> Look:
@@ -136,7 +134,18 @@ class BlockSAGA(Recipe):
     def count_oracles(
         self, problem: Problem, sampler: Sampler, steps: int, first_rows: int | None
     ) -> Oracles:
-        """A visit of the sampled blocks per step; first a pass over all rows, and one over all groups."""
+        """A group of each sampled block per step; first a pass over all rows, and one over all groups."""
+        groups, visits = groups_of(problem, sampler.batch_size), steps * sampler.per_step
+        drawn = visits * sum(one.mean_rows(problem.count) for one in groups.values())
+        total = self.oracles(problem) * visits + Oracles(rows=round(drawn))
+        if first_rows == 0:
+            return total
+        trackers, table = self.trackers(problem), count_rows(problem, None, problem.count)
+        for part, source in parts_of(problem).items():
+            of_levels = sum((trackers[n].oracles for n in levels_of(problem, part)), Oracles())
+            once = Oracles(gradients=2) if part == UPPER else of_levels
+            table += once * groups[source].total(problem.count)
+        return total + table + count_pass(self, problem, None)
 
 
 def _sum(trees: list[PyTree], empty: PyTree) -> PyTree:

@@ -51,12 +51,10 @@ class Recipe(eqx.Module):
 
     def __check_init__(self) -> None:
         checks.upper_step(self.upper_step)
-        # A method that fixes its weights has them as class attributes.
-        given = {field.name for field in dataclasses.fields(self)}
-        if "alpha" in given:
+        if not self.fixes("alpha"):
             checks.coefficient("alpha", self.alpha, high=1.0, optional=False, by_level=True)
         checks.coefficient("alpha_bar", self.option("alpha_bar"), high=1.0, by_level=True)
-        if "beta" in given:
+        if not self.fixes("beta"):
             checks.coefficient("beta", self.beta, high=1.0, optional=False)
         for name in ("lower_step", "inverse_step", "gamma", "gamma_bar"):
             checks.coefficient(name, self.option(name), zero=True, by_level=True)
@@ -66,6 +64,10 @@ class Recipe(eqx.Module):
     def option(self, name: str) -> Any:
         """A field that not every recipe has."""
         return getattr(self, name, None)
+
+    def fixes(self, name: str) -> bool:
+        """Whether a coefficient is part of the method, a class attribute: restarts do not scale it."""
+        return name not in {field.name for field in dataclasses.fields(self)}
 
     def init(
         self,
@@ -124,7 +126,7 @@ class Recipe(eqx.Module):
             clocks[name] = _tick(visit)
             repaired.append(count)
             visits[name] = eqx.tree_at(lambda visit: visit.rows, visit, rows)
-        beta = evaluate(self.beta, state.step) * 0.5**stage
+        beta = evaluate(self.beta, state.step) * (1.0 if self.fixes("beta") else 0.5**stage)
         if self.corrected:
             z = storm(state.z, seen[0].x, seen[1].x, beta)
         else:
@@ -206,7 +208,7 @@ class Recipe(eqx.Module):
             return evaluate(self.option(option), state.step, name)
 
         chance = state.sampler.chance(problem, name, touched)
-        halved, shrunk = 0.5**stage, 0.5 ** (0.5 * stage)
+        halved, shrunk = 1.0 if self.fixes("alpha") else 0.5**stage, 0.5 ** (0.5 * stage)
         alpha = at("alpha") * halved
         alpha_bar = alpha if at("alpha_bar") is None else at("alpha_bar") * halved
         gamma, gamma_bar = at("gamma"), at("gamma_bar")

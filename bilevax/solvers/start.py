@@ -104,6 +104,7 @@ def _first_pass(
     recipe: Any, problem: Problem, state: State, estimated: frozenset[str], batch_size: int | None
 ) -> State:
     """The estimators of all slots, and z, from one batch per block at (x0, y0)."""
+
     def look(number: Any, blocks: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
         levels, total = carry
         sample = state.sampler.visit(problem, blocks, state.sampler.random.at(START).at(number), batch_size)

@@ -90,9 +90,8 @@ def filled_table(problem: Problem, state: State, parts: dict[str, Part]) -> dict
     width = sum(leaf.size for leaf in jax.tree.leaves(state.x))
     together = max(1, min(MOST, _NUMBERS // width))
     for part, source in parts_of(problem).items():
-        out[part] = over_all_blocks(
-            problem.count, _filling(problem, groups, part, source, Point(state.x, y), v), parts[part], together
-        )
+        look = _filling(problem, groups, part, source, Point(state.x, y), v)
+        out[part] = over_all_blocks(problem.count, look, parts[part], together)
         if part == UPPER:
             means = {n: out[part].mean.y[n] for n, level in problem.levels.items() if isinstance(level, Mean)}
             v = v | means
@@ -137,7 +136,7 @@ def _check_memory(problem: Problem, like: dict[str, Slopes], most: dict[str, int
     if need > have:
         groups = ", ".join(f"{count} of {part}" for part, count in most.items())
         raise MemoryError(
-            f"BlockSAGA stores gradients by x, y and v of every block and row group: {problem.count} blocks with "
-            f"{groups} groups each need {need:,} bytes, the device has {have:,}. A larger batch_size makes fewer "
-            "groups; BlockPAGE stores no gradients."
+            f"BlockSAGA stores gradients by x, y and v of every block and row group: {problem.count} blocks "
+            f"with {groups} groups each need {need:,} bytes, the device has {have:,}. A larger batch_size "
+            "makes fewer groups; BlockPAGE stores no gradients."
         )
