@@ -95,15 +95,29 @@ class Memory(eqx.Module):
 
 
 def gather(memory: PyTree, slots: Array) -> PyTree:
-    """The slots' rows of every array."""
-    return jax.tree.map(lambda a: a.at[slots].get(mode="promise_in_bounds"), memory)
+    """The slots' rows of every array; one slot's row is cut out, the row of a single slot is all there is."""
+
+    def take(a: Array) -> Array:
+        if slots.shape != (1,):
+            return a.at[slots].get(mode="promise_in_bounds")
+        if a.shape[0] == 1:
+            return a
+        return jax.lax.dynamic_slice_in_dim(a, slots[0], 1, allow_negative_indices=False)
+
+    return jax.tree.map(take, memory)
 
 
 def scatter(memory: PyTree, slots: Array, rows: PyTree, distinct: bool = True) -> PyTree:
     """The memory with the slots' rows replaced; `distinct` promises that no slot occurs twice."""
-    return jax.tree.map(
-        lambda a, b: a.at[slots].set(b, mode="promise_in_bounds", unique_indices=distinct), memory, rows
-    )
+
+    def put(a: Array, b: Array) -> Array:
+        if slots.shape != (1,):
+            return a.at[slots].set(b, mode="promise_in_bounds", unique_indices=distinct)
+        if a.shape[0] == 1:
+            return b
+        return jax.lax.dynamic_update_slice_in_dim(a, b, slots[0], 0, allow_negative_indices=False)
+
+    return jax.tree.map(put, memory, rows)
 
 
 def project_ball(tree: PyTree, radius: Array | None, slot_axes: int) -> PyTree:
