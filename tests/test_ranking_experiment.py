@@ -40,11 +40,11 @@ def test_the_table_has_every_method_and_the_paper_beside_it(small, tmp_path):
 
 def test_tuning_writes_every_trial_and_the_best(small, tmp_path):
     settings = ndcg_tune.Settings(
-        data="small", methods=("softmax",), trials=3, epochs=2, every=1, width=4, warm_up=0
+        data="small", methods=("softmax",), trials=4, epochs=2, every=1, width=4, warm_up=0
     )
     best = ndcg_tune.tune(settings, tmp_path)
     trials = json.loads((tmp_path / "trials.json").read_text())
-    assert len(trials) == 3
+    assert len(trials) == 4
     top = max(trials, key=lambda row: row["dev ndcg@10"])
     assert best["softmax"] == {name: top[name] for name in ("learning_rate", "weight_decay", "temperature")}
     assert json.loads((tmp_path / "best.json").read_text()) == best
@@ -62,8 +62,23 @@ def test_what_is_tuned_and_stored_are_settings(method):
 
 
 def test_every_method_gets_the_same_number_of_trials(tmp_path):
-    with pytest.raises(ValueError, match="trials must be a multiple of the 3 surrogates, got 4"):
-        ndcg_tune.tune(ndcg_tune.Settings(trials=4), tmp_path)
+    with pytest.raises(ValueError, match="trials must be a multiple of the 2 forms, got 5"):
+        ndcg_tune.tune(ndcg_tune.Settings(trials=5), tmp_path)
+    with pytest.raises(ValueError, match=r"a form must be one of .* got 'logistic'"):
+        ndcg_tune.tune(ndcg_tune.Settings(forms=("logistic",)), tmp_path)
+
+
+def test_a_bilevel_method_is_tuned_in_all_its_forms(small, tmp_path):
+    settings = ndcg_tune.Settings(
+        data="small", methods=("song",), trials=2, epochs=1, every=1, width=4, warm_up=1
+    )
+    best = ndcg_tune.tune(settings, tmp_path)
+    trials = json.loads((tmp_path / "trials.json").read_text())
+    assert {(row["surrogate"], row["discount"]) for row in trials} == {
+        ("squared hinge", "logarithmic"),
+        ("logistic", "power"),
+    }
+    assert {"rivals", "alpha", "surrogate", "discount"} <= set(best["song"])
 
 
 def test_times_are_of_whole_epochs(small, tmp_path):

@@ -137,20 +137,28 @@ def restarts(
 
 
 def tune(
-    problem: Annotated[str, typer.Argument(help="a8a or w8a")],
+    problem: Annotated[str, typer.Argument(help="a8a, w8a, or a ranking data set: ml-1m, …")],
     method: Annotated[list[str] | None, typer.Option(help="methods; all if left out")] = None,
     grid: Annotated[str, typer.Option(help="wide, or paper: the grid as printed there")] = "wide",
     trials: Annotated[int, typer.Option(help="settings per method")] = 48,
-    steps: Annotated[int, typer.Option(help="steps of every run")] = 5000,
+    steps: Annotated[int, typer.Option(help="steps of every run (a8a, w8a)")] = 5000,
+    epochs: Annotated[int, typer.Option(help="epochs of every run (ranking)")] = 200,
     ridge: Annotated[float | None, typer.Option(help="λ; chosen by the first method if left out")] = None,
     seed: Seed = 1000,
     out: Out = RESULTS,
     quick: Quick = False,
 ) -> None:
     """The best settings of every method on validation rows: a grid as one vmapped program."""
-    from bilevax.experiments import tune
+    from bilevax.experiments import ndcg_tune, tune
 
     with errors_as_messages():
+        if problem not in ("a8a", "w8a"):
+            plan = ndcg_tune.Settings(data=problem, trials=trials, epochs=epochs, seed=seed)
+            plan = dataclasses.replace(plan, methods=tuple(method or plan.methods))
+            if quick:
+                plan = dataclasses.replace(plan, users=200, trials=2, epochs=2, warm_up=1, every=1, width=8)
+            ndcg_tune.tune(plan, out / f"tune-{problem}", quick=quick)
+            return
         settings = tune.Settings(data=problem, grid=grid, trials=trials, steps=steps, ridge=ridge, seed=seed)
         settings = dataclasses.replace(settings, methods=tuple(method or settings.methods))
         tune.run(settings, out / f"tune-{problem}", quick=quick)

@@ -1,7 +1,7 @@
 """Settings of the ranking methods: equal numbers of random trials for each, side by side, judged on dev data.
 
-A trial is a draw from the method's ranges. Where a method has a choice of surrogates, its trials are divided
-among them: no method gets more trials than another.
+A trial is a draw from the method's ranges. Where a method has a choice of forms (surrogate and discount), its
+trials are divided among them: no method gets more trials than another.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 
 from bilevax.applications.ranking import BILEVEL, METHODS, NeuMF, train_many
 from bilevax.applications.ranking import Settings as Numbers
+from bilevax.applications.ranking.methods import DISCOUNTS, SURROGATES
 from bilevax.experiments.ndcg import Parts, load_parts, tuned
 from bilevax.experiments.report import Report
 
@@ -27,11 +28,13 @@ Range = tuple[float, float]  # drawn evenly on a logarithmic scale
 COMMON: dict[str, Range] = {"learning_rate": (5e-4, 2e-3), "weight_decay": (0.1, 1.0)}
 TEMPERATURE: dict[str, Range] = {"temperature": (0.3, 2.0)}
 RANKS: dict[str, Range] = {
-    "temperature": (0.3, 3.0),
-    "alpha": (0.1, 0.9),
-    "beta": (0.3, 1.0),
-    "evenness": (0.1, 1.0),
+    "temperature": (0.4, 2.5),
+    "alpha": (0.4, 1.0),
+    "beta": (0.4, 1.0),
+    "evenness": (0.03, 1.0),
+    "rivals": (0.05, 1.0),
 }
+DEPTHS: dict[str, Range] = {"depth": (0.2, 1.0)}
 THRESHOLDS: dict[str, Range] = {"gate": (0.3, 3.0), "softness": (0.05, 0.5)}
 CORRECTED: dict[str, Range] = {"gamma": (0.01, 1.0)}
 
@@ -48,7 +51,7 @@ class Settings:
       warm_up: epochs of softmax cross-entropy that every bilevel method starts from.
       every: epochs between two looks at the development data.
       seed: of the trials; experiments use other seeds.
-      surrogates: the choices of the bilevel methods.
+      forms: the choices of the bilevel methods: a surrogate and a discount, with a plus between them.
       width: of the model's vectors.
       users: use only the first so many users; None takes all.
     """
@@ -60,22 +63,24 @@ class Settings:
     warm_up: int = 20
     every: int = 20
     seed: int = 1000
-    surrogates: tuple[str, ...] = ("squared hinge", "logistic", "sigmoid")
+    forms: tuple[str, ...] = ("squared hinge + logarithmic", "logistic + power")
     width: int = 64
     users: int | None = None
 
 
-def ranges(method: str) -> dict[str, Range]:
+def ranges(method: str, discount: str = "logarithmic") -> dict[str, Range]:
     """What is tuned of a method."""
     if method not in BILEVEL:
         return COMMON | TEMPERATURE
     out = COMMON | RANKS
+    if discount == "power":
+        out = out | DEPTHS
     if method != "song":
         out = out | THRESHOLDS
     return out | CORRECTED if "bsvrb" in method else out
 
 
-def draw_trials(method: str, count: int, seed: int) -> dict[str, np.ndarray]:
+def draw_trials(method: str, count: int, seed: int, discount: str = "logarithmic") -> dict[str, np.ndarray]:
     """Random settings, as columns; the first trial is the middle of every range.
 
     Example:
@@ -85,7 +90,7 @@ def draw_trials(method: str, count: int, seed: int) -> dict[str, np.ndarray]:
     """
     random = np.random.default_rng(seed)
     out = {}
-    for name, (low, high) in ranges(method).items():
+    for name, (low, high) in ranges(method, discount).items():
         place = np.r_[0.5, random.random(count - 1)]
         out[name] = low * (high / low) ** place
     return out
@@ -98,12 +103,13 @@ def tune(settings: Settings, folder: str | Path, *, quick: bool = False) -> dict
       The best numbers by method, as `ndcg.run` takes them (`best.json`).
 
     Raises:
-      ValueError: if the trials cannot be divided among the surrogates.
+      ValueError: if the trials cannot be divided among the forms, or a form is not known.
     """
-    if settings.trials % len(settings.surrogates):
+    if settings.trials % len(settings.forms):
         raise ValueError(
-            f"trials must be a multiple of the {len(settings.surrogates)} surrogates, got {settings.trials}"
+            f"trials must be a multiple of the {len(settings.forms)} forms, got {settings.trials}"
         )
+    forms = [parse_form(form) for form in settings.forms]
     report = Report(folder, settings, quick=quick)
     best: dict[str, dict[str, Any]] = {}
     rows: list[dict[str, Any]] = []
@@ -112,15 +118,14 @@ def tune(settings: Settings, folder: str | Path, *, quick: bool = False) -> dict
     warm = None
     for method in settings.methods:
         bilevel = method in BILEVEL
-        choices = settings.surrogates if bilevel else ("",)
+        choices: list[dict[str, Any]] = forms if bilevel else [{}]
         count = settings.trials // len(choices)
         if bilevel and settings.warm_up and warm is None:
             warm = _warm_up(parts, model, settings)
-        for surrogate in choices:
+        for form in choices:
             began = time.perf_counter()
-            fixed = {"surrogate": surrogate} if surrogate else {}
-            fixed |= {k: v for k, v in tuned(settings.data, method).items() if k == "negatives"}
-            columns = draw_trials(method, count, settings.seed)
+            fixed = form | {k: v for k, v in tuned(settings.data, method).items() if k == "negatives"}
+            columns = draw_trials(method, count, settings.seed, **_only(form, "discount"))
             x0 = None
             if bilevel and warm is not None:
                 x0 = jax.tree.map(lambda a, count=count: jnp.broadcast_to(a[0], (count, *a.shape[1:])), warm)
@@ -142,15 +147,32 @@ def tune(settings: Settings, folder: str | Path, *, quick: bool = False) -> dict
                 numbers = {name: float(f"{column[place]:.4g}") for name, column in columns.items()}
                 row = {"method": method, "dev ndcg@10": float(value), "epoch": int(found.best_epoch[place])}
                 rows.append(row | fixed | numbers)
-            print(
-                f"{method} {surrogate}: best dev {reached.max():.4f} of {count} trials, {seconds} s",
-                flush=True,
-            )
+            name = " ".join([method, *form.values()])
+            print(f"{name}: best dev {reached.max():.4f} of {count} trials, {seconds} s", flush=True)
         mine = max((row for row in rows if row["method"] == method), key=lambda row: row["dev ndcg@10"])
         best[method] = {k: v for k, v in mine.items() if k not in ("method", "dev ndcg@10", "epoch")}
         _keep(report.folder, rows, best)
     report.finish()
     return best
+
+
+def parse_form(form: str) -> dict[str, str]:
+    """A form's surrogate and discount.
+
+    Example:
+      >>> parse_form("logistic + power")
+      {'surrogate': 'logistic', 'discount': 'power'}
+    """
+    surrogate, _, discount = (part.strip() for part in form.partition("+"))
+    if surrogate not in SURROGATES or discount not in DISCOUNTS:
+        raise ValueError(
+            f"a form must be one of {list(SURROGATES)}, a plus, and one of {list(DISCOUNTS)}, got {form!r}"
+        )
+    return {"surrogate": surrogate, "discount": discount}
+
+
+def _only(values: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: values[name] for name in names if name in values}
 
 
 def _warm_up(parts: Parts, model: Any, settings: Settings) -> Any:
@@ -172,14 +194,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", default=Settings.data)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
-    parser.add_argument("--surrogates", nargs="+", default=list(Settings.surrogates))
+    parser.add_argument("--forms", nargs="+", default=list(Settings.forms))
     for name in ("trials", "epochs", "warm_up", "every", "seed"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Settings, name))
     parser.add_argument("--users", type=int)
     parser.add_argument("--out", default="results/ndcg-tune")
     given: dict[str, Any] = vars(parser.parse_args())
     folder = given.pop("out")
-    for name in ("methods", "surrogates"):
+    for name in ("methods", "forms"):
         given[name] = tuple(given[name])
     tune(Settings(**given), folder)
 
