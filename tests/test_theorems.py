@@ -16,8 +16,10 @@ from typer.testing import CliRunner
 
 import bilevax as bx
 import bilevax.testing
+from bilevax.chunks import compiled_init
 from bilevax.cli import app
-from bilevax.experiments.theorems import lanes, rates, restarts
+from bilevax.experiments.report import Report
+from bilevax.experiments.theorems import error_terms, lanes, rates, restarts
 from bilevax.experiments.theorems.error_terms import ErrorTerms
 from bilevax.experiments.theorems.fits import fit_exponent, student_quantile
 from bilevax.experiments.theorems.problems import copied, make_family, make_plan, with_common_factor
@@ -87,15 +89,15 @@ def test_the_gap_is_that_of_the_pl_family():
 
 def test_copies_and_a_common_factor_leave_f_as_it_is(family):
     x = np.array([0.3, -1.2, 0.7])
-    for other in (copied(family, 3), with_common_factor(family)):
+    tripled, common = copied(family, 3), with_common_factor(family)
+    for other in (tripled, common):
         np.testing.assert_allclose(other.gradient(x), family.gradient(x), rtol=1e-12)
-        np.testing.assert_allclose(
-            bx.hypergradient(other.problem, jnp.asarray(x, jnp.float32), other.y0),
-            family.gradient(x),
-            rtol=1e-3,
-            atol=1e-4,
-        )
-    assert copied(family, 3).problem.count == 18
+    found = bx.hypergradient(tripled.problem, jnp.asarray(x, jnp.float32), tripled.y0)
+    np.testing.assert_allclose(found, family.gradient(x), rtol=1e-3, atol=1e-4)
+    factors = common.problem.lower_data[0].packed.unpacked()
+    np.testing.assert_array_equal(factors["jacobian_factor"], factors["hessian_factor"])
+    np.testing.assert_allclose(factors["jacobian_factor"].reshape(6, 10).mean(1), 1, rtol=1e-6)
+    assert tripled.problem.count == 18
 
 
 @pytest.mark.parametrize("name", list(METHODS))
@@ -114,7 +116,7 @@ def test_lanes_agree_with_a_plain_loop(family):
     truth = Truth.of(family)
     reached = lanes.steps_until(plan, [solver], keys, truth.squared_gradient, goal, 500, progress=None)
     for key, steps in zip(keys, reached.steps[0], strict=True):
-        state = solver.init(plan.problem, plan.x0, plan.y0, key=key, **plan.sampling())
+        state = compiled_init(solver, plan.problem, plan.x0, plan.y0, key, **plan.sampling())
         step, total = jax.jit(solver.step), 0.0
         for t in range(1, 501):
             total += float(np.sum(family.gradient(state.x) ** 2))
@@ -159,27 +161,62 @@ def test_a_stage_without_restarts_has_the_parameters_of_that_stage(family):
     assert solver.inverse_step == pytest.approx(base.inverse_step / 2)
 
 
+TINY = rates.Settings(
+    methods=("MMBO-v2",),
+    parts=("epsilon", "control", "sizes"),
+    averaged_epsilons=(0.6, 0.5),
+    epsilons=(0.6,),
+    constants=(0.7,),
+    seeds=2,
+    most=5000,
+    blocks=8,
+    blocks_per_step=4,
+    batch_size=8,
+    dimension=2,
+    rows=10,
+    control_epsilons=1,
+    control_most=2000,
+    size_methods=("MMBO-v2",),
+    size_epsilon=0.6,
+    block_copies=(1, 2),
+    blocks_per_steps=(4,),
+    batch_sizes=(8,),
+    full_batch_sizes=(),
+    error_epsilon=0.5,
+    error_steps=20,
+)
+
+
 def test_rates_write_tables_plots_and_settings(tmp_path):
-    settings = rates.Settings(
-        methods=("BSVRB v2", "MMBO-v2"), epsilons=(0.6, 0.5), averaged_epsilons=(0.6, 0.5), constants=(0.7,),
-        seeds=2, blocks=8, blocks_per_step=4, batch_size=8, dimension=2, rows=10, size_methods=("BSVRB v2",),
-        size_epsilon=0.6, block_copies=(1, 2), blocks_per_steps=(4,), batch_sizes=(8,), error_steps=20,
-        control_epsilons=1, control_most=2000, most=5000, error_epsilon=0.5,
-    )  # fmt: skip
-    curves = rates.run(settings, tmp_path)
-    assert [row["method"] for row in read(tmp_path / "rates.csv")] == ["BSVRB v2", "MMBO-v2"]
-    assert np.isfinite(curves["BSVRB v2"].steps).all()
-    for name in (
-        "tuning.md",
-        "rates.png",
-        "control.csv",
-        "sizes.csv",
-        "sizes.png",
-        "errors.csv",
-        "errors.png",
-        "settings.json",
-    ):
+    curves = rates.run(TINY, tmp_path)
+    assert [row["method"] for row in read(tmp_path / "rates.csv")] == ["MMBO-v2"]
+    assert np.isfinite(curves["MMBO-v2"].steps).all()
+    assert [row["varied"] for row in read(tmp_path / "sizes.csv")] == ["m", "I", "B"]
+    for name in ("tuning.md", "rates.png", "control.csv", "sizes.png", "settings.json"):
         assert (tmp_path / name).stat().st_size > 0
+
+
+def test_error_terms_write_a_table_and_a_plot(tmp_path):
+    found = error_terms.measure({"BSVRB v2": 0.7}, TINY, Report(tmp_path, TINY))
+    (row,) = read(tmp_path / "errors.csv")
+    late = found["BSVRB v2"]["step"] >= 10
+    assert float(row["δ_z/ε²"]) == pytest.approx(found["BSVRB v2"]["z"][:, late].mean() / 0.25)
+    assert (tmp_path / "errors.png").stat().st_size > 1000
+
+
+def test_no_constant_that_gets_there_is_an_error():
+    with pytest.raises(ValueError, match="constants must hold one"):
+        rates.best_constant("SONG", {0.5: np.inf, 1.0: np.inf}, TINY)
+
+
+def test_a_race_ends_when_it_is_settled():
+    unsettled = np.array([[100, 0], [0, 0]])
+    settled = np.array([[100, 140], [0, 90]])
+    assert not lanes._settled(unsettled, 10**6, race=True)
+    assert not lanes._settled(settled, 200, race=True)
+    assert lanes._settled(settled, 240, race=True)
+    assert not lanes._settled(settled, 10**6, race=False)
+    assert lanes._settled(np.array([[100, -1]]), 100, race=False)
 
 
 def test_restarts_write_a_table_and_a_plot(tmp_path):

@@ -136,6 +136,26 @@ def restarts(
         restarts.run(settings, out / "restarts", quick=quick)
 
 
+@reproduce_app.command()
+def choices(
+    question: Annotated[
+        list[str] | None,
+        typer.Option(help="blocks, gamma, hessian, projection, start, output; all if left out"),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="runs per way, side by side")] = 8,
+    seed: Seed = 0,
+    out: Out = RESULTS,
+    quick: Quick = False,
+) -> None:
+    """What the text leaves open: which blocks move, γ, which H, projections, the start, the output."""
+    from bilevax.experiments.theorems import answers, choices
+
+    with errors_as_messages():
+        settings = answers.Settings(seeds=seeds, seed=seed)
+        settings = dataclasses.replace(settings, questions=tuple(question or settings.questions))
+        choices.run(settings, out / "choices", quick=quick)
+
+
 def tune(
     problem: Annotated[str, typer.Argument(help="a8a, w8a, or a ranking data set: ml-1m, …")],
     method: Annotated[list[str] | None, typer.Option(help="methods; all if left out")] = None,

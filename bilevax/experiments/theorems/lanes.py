@@ -100,6 +100,7 @@ def steps_until(
     goal: float,
     most: int,
     progress: Choice | Progress | None = "auto",
+    race: bool = False,
 ) -> Reached:
     """Runs solvers of one kind, with every key, until the mean of a measure of x is at most a goal.
 
@@ -111,6 +112,7 @@ def steps_until(
       goal: ε².
       most: the most steps of a run.
       progress: as in `bilevax.minimize`.
+      race: stop when it is settled which solver has the least mean T; the others then count as infinite.
 
     Returns:
       The steps, per solver and seed.
@@ -126,7 +128,7 @@ def steps_until(
     lanes = advance(lanes, 0)
     display, chunk, done, seconds = make_progress(progress, most), 16, 0, 0.0
     with display:
-        while done < most and bool(jnp.any(lanes.reached == 0)):
+        while done < most and not _settled(np.asarray(lanes.reached), done, race):
             tick, before = time.perf_counter(), done
             lanes = advance(lanes, min(most, done + chunk))
             done = int(lanes.state.step.max())
@@ -139,6 +141,14 @@ def steps_until(
     ran = np.where(reached > 0, reached, done)
     mean = np.asarray(lanes.total.now.high) / ran
     return Reached(np.where(reached > 0, reached, np.inf), mean, np.asarray(lanes.last), seconds)
+
+
+def _settled(reached: np.ndarray, done: int, race: bool) -> bool:
+    """Whether all lanes are done; in a race, whether no solver can still have a lesser mean T."""
+    if not (reached == 0).any():
+        return True
+    means = np.where((reached > 0).all(1), reached.mean(1), np.inf)
+    return race and done >= reached.shape[1] * means.min()
 
 
 def trace(

@@ -64,6 +64,14 @@ def make_plan(family: QuadraticUpper, sampling: Sampling, initial: int | str | N
     return Plan(family.problem, family.x0, y0, sampling.blocks_per_step, **batches)
 
 
+def stationary_point(family: QuadraticUpper, steps: int = 2000) -> np.ndarray:
+    """Where exact gradient descent from x0 ends, in float64."""
+    x = np.asarray(family.x0, float)
+    for _ in range(steps):
+        x = x - family.gradient(x) / family.constants.upper_smoothness
+    return x
+
+
 def initial_rows(epsilon: float) -> int:
     """The large batch of the first estimators: O(1/ε)."""
     return math.ceil(4 / epsilon)

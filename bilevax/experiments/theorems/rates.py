@@ -40,6 +40,7 @@ class Settings:
       size_epsilon: the ε at which they do.
       block_copies: m varies as so many times `blocks`; I and B vary at the second of these m.
       blocks_per_steps, batch_sizes: the values of I, B, and of both together.
+      full_epsilon, full_batch_sizes: ε and the values of B at I = m.
       error_epsilon, error_steps: of the runs whose error terms are followed.
     """
 
@@ -60,10 +61,12 @@ class Settings:
     control_epsilons: int = 3
     control_most: int = 200_000
     size_methods: tuple[str, ...] = ("BSVRB v1", "BSVRB v2", "MMBO-v2")
-    size_epsilon: float = 0.1
+    size_epsilon: float = 0.1414
     block_copies: tuple[int, ...] = (1, 2, 4, 8)
     blocks_per_steps: tuple[int, ...] = (1, 2, 4, 8, 16)
     batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
+    full_epsilon: float = 0.05
+    full_batch_sizes: tuple[int, ...] = (1, 2, 4)
     error_epsilon: float = 0.1
     error_steps: int = 20_000
 
@@ -95,6 +98,8 @@ class Settings:
             block_copies=(1, 2),
             blocks_per_steps=(4, 8),
             batch_sizes=(4, 8),
+            full_epsilon=0.1,
+            full_batch_sizes=(2, 4),
             error_steps=2000,
         )
 

@@ -16,6 +16,8 @@ from bilevax.experiments.theorems.scalings import METHODS, Method, Sampling
 from bilevax.experiments.theorems.truth import Truth
 from bilevax.theory import complexity
 
+FULL = "B at I = m"
+
 
 @dataclasses.dataclass(frozen=True)
 class Dependence:
@@ -23,7 +25,7 @@ class Dependence:
 
     Attributes:
       method: its name.
-      varied: "m", "I", "B", or "I = B".
+      varied: "m", "I", "B", "B at I = m" (no noise but that of rows), or "I = B".
       values: of what is varied.
       steps: T, (values, seeds).
       theory: the theorem's T at these values, up to a factor.
@@ -59,10 +61,10 @@ def measure(constants: dict[str, float], settings: Any, report: Report) -> list[
     if not found:
         return found
     note = (
-        f"At ε = {settings.size_epsilon}, with the c tuned at m = {settings.blocks}, I = "
-        f"{settings.blocks_per_step}, B = {settings.batch_size}. Blocks are copied to vary m, so that F "
-        "stays the same. Exponents over all values, ± half of the 95% confidence interval; theory is that "
-        "of the theorem's T at the same values."
+        f"At ε = {settings.size_epsilon} (with I = m at {settings.full_epsilon}), with the c tuned at m = "
+        f"{settings.blocks}, I = {settings.blocks_per_step}, B = {settings.batch_size}. Blocks are copied to "
+        "vary m, so that F stays the same. Exponents over all values, ± half of the 95% confidence "
+        "interval; theory is that of the theorem's T at the same values."
     )
     rows = [_row(one) for one in found]
     report.table("sizes", rows, "Steps against m, I and B", note)
@@ -85,6 +87,10 @@ def _samplings(settings: Any) -> dict[str, list[Sampling]]:
         "m": [dataclasses.replace(base, blocks=settings.blocks * k) for k in settings.block_copies],
         "I": [dataclasses.replace(wide, blocks_per_step=count) for count in settings.blocks_per_steps],
         "B": [dataclasses.replace(wide, batch_size=size) for size in settings.batch_sizes],
+        FULL: [
+            dataclasses.replace(base, blocks_per_step=base.blocks, batch_size=size)
+            for size in settings.full_batch_sizes
+        ],
         "I = B": [
             dataclasses.replace(wide, blocks_per_step=both, batch_size=both)
             for both in settings.batch_sizes
@@ -95,9 +101,10 @@ def _samplings(settings: Any) -> dict[str, list[Sampling]]:
 
 
 def _vary(method: Method, c: float, varied: str, samplings: list[Sampling], settings: Any) -> Dependence:
-    epsilon = settings.size_epsilon
+    # With all blocks there is less noise: at a large ε the bounds on the steps would decide, not B.
+    epsilon = settings.full_epsilon if varied == FULL else settings.size_epsilon
     keys = jax.random.split(jax.random.key(settings.seed + 3000), settings.seeds)
-    field = {"m": "blocks", "B": "batch_size"}.get(varied, "blocks_per_step")
+    field = {"m": "blocks", "I": "blocks_per_step"}.get(varied, "batch_size")
     values = np.array([getattr(sampling, field) for sampling in samplings])
     steps = []
     for value, sampling in zip(values, samplings, strict=True):

@@ -1,0 +1,97 @@
+"""The variants are what they say they are, and the experiment on them writes its tables."""
+
+from __future__ import annotations
+
+import csv
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("matplotlib")
+from typer.testing import CliRunner
+
+import bilevax as bx
+import bilevax.testing
+from bilevax.cli import app
+from bilevax.curvature import Clocks, Rates, Visit
+from bilevax.experiments.theorems import choices
+from bilevax.experiments.theorems.answers import QUESTIONS, Grid, Settings
+from bilevax.experiments.theorems.problems import make_family, stationary_point
+from bilevax.experiments.theorems.variants import EagerSolve, ExtraBatchBSVRBv1, SameBatchBSVRBv1
+from bilevax.memory import Clock, Memory, Moving, Reading
+
+KINDS = (bx.BSVRBv1, SameBatchBSVRBv1, ExtraBatchBSVRBv1)
+VERSION_1 = {"upper_step": 0.1, "lower_step": 0.1, "alpha": 0.3, "beta": 0.3, "floor": 0.5}
+
+
+def run(kind, noise, steps):
+    family = bilevax.testing.quadratic_blocks(m=4, d_x=2, d_y=2, rows=9, noise=noise)
+    return bx.minimize(
+        family.problem, kind(**VERSION_1), family.x0, family.y0, steps=steps, key=jax.random.key(1),
+        blocks_per_step=2, batch_size=2, progress=None,
+    ).state  # fmt: skip
+
+
+def test_an_eager_projection_is_one_in_every_missed_step():
+    rng = np.random.default_rng(0)
+    value, slope = rng.normal(size=(2, 3, 4)).astype(np.float32)
+    value *= 1.4 / np.linalg.norm(value, axis=1, keepdims=True)
+    step, radius, missed = 0.2, 1.5, [0, 1, 6]
+    clock = Clock.start(jnp.float32)
+    for _ in range(8):
+        clock = clock.advance(jnp.asarray(step))
+    behind = jnp.asarray([step * (8 - one) for one in missed], jnp.float32)
+    moving = Moving(jnp.asarray(value), jnp.asarray(slope), Reading(behind, jnp.zeros(3)))
+    rates = Rates(*[None] * 5, inverse_step=step, radius=radius, floor=None)
+    visit = Visit(Memory(y=moving, v=moving), Clocks(clock, clock), rates, jnp.asarray(8), "y", True, True, 1)
+    now, before = EagerSolve().directions(visit, [])
+    for block, count in enumerate(missed):
+        path = [value[block]]
+        for _ in range(count):
+            v = path[-1] - step * slope[block]
+            path.append(v * min(1, radius / np.linalg.norm(v)))
+        np.testing.assert_allclose(now[block], path[-1], rtol=1e-4)
+        np.testing.assert_allclose(before[block], path[max(0, count - 1)], rtol=1e-4)
+
+
+def test_without_noise_it_does_not_matter_which_hessian_is_used():
+    ends = [run(kind, noise=0.0, steps=6).x for kind in KINDS]
+    np.testing.assert_allclose(ends[1], ends[0], rtol=1e-4)
+    np.testing.assert_allclose(ends[2], ends[0], rtol=1e-4)
+    assert np.linalg.norm(ends[0] - 1) > 0.01  # x0 is one
+
+
+def test_the_refreshed_hessian_is_used_at_once_and_kept():
+    old, same, extra = (run(kind, noise=1.0, steps=1) for kind in KINDS)
+    hessians = [next(iter(state.levels.values())).hessian for state in (old, same, extra)]
+    np.testing.assert_allclose(hessians[1], hessians[0], rtol=1e-6)  # refreshed on the same rows
+    assert np.abs(hessians[2] - hessians[0]).max() > 1e-3  # on others
+    assert np.abs(same.z - old.z).max() > 1e-4  # but used a step earlier
+
+
+def test_the_stationary_point_is_stationary():
+    family = make_family(False, 6, 3, 10)
+    assert np.linalg.norm(family.gradient(stationary_point(family))) < 1e-8
+
+
+def test_choices_write_their_tables(tmp_path):
+    grid = Grid((0.5,), (0.35,), (0.3,))
+    settings = Settings(
+        questions=("gamma", "output"), epsilon=0.6, grids=dict.fromkeys(QUESTIONS, grid),
+        copies=(1,), seeds=2, most=500, blocks=6, blocks_per_step=3, batch_size=8, dimension=2, rows=10,
+    )  # fmt: skip
+    answers = choices.run(settings, tmp_path)
+    assert [answer.way for answer in answers] == ["by the formula", "1 − α (STORM)", "0"]
+    assert np.isfinite(answers[0].steps).all()
+    with (tmp_path / "outputs.csv").open(encoding="utf-8") as file:
+        (first, *_) = csv.DictReader(file)
+    assert float(first["random"].split()[0]) <= 1.0
+
+
+def test_an_unknown_question_is_told_in_a_sentence(tmp_path):
+    result = CliRunner().invoke(app, ["reproduce", "choices", "--question", "why", "--out", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "questions must be among" in result.output
