@@ -62,7 +62,7 @@ class Settings:
 
     questions: tuple[str, ...] = QUESTIONS
     epsilon: float = 0.2
-    start_epsilon: float = 0.05
+    start_epsilon: float = 0.1
     grids: dict[str, Grid] = dataclasses.field(default_factory=lambda: dict(GRIDS))
     copies: tuple[int, ...] = (1, 2, 4, 8)
     tuning_seeds: int = 2

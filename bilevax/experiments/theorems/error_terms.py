@@ -77,7 +77,7 @@ def measure(constants: dict[str, float], settings: Any, report: Report) -> dict[
     sampling = Sampling(settings.blocks, settings.blocks_per_step, settings.batch_size)
     observe = ErrorTerms(Truth.of(family))
     keys = jax.random.split(jax.random.key(settings.seed + 2000), settings.seeds)
-    at = lanes.log_spaced(1, settings.error_steps, 60)
+    at = lanes.log_spaced(2, settings.error_steps, 60)
     found: dict[str, dict[str, np.ndarray]] = {}
     for name in ("BSVRB v1", "BSVRB v2"):
         if name not in constants:

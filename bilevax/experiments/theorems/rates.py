@@ -233,9 +233,10 @@ def _row(curve: Curve) -> dict[str, Any]:
 def _plot(curves: list[Curve]) -> Any:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    titles = ("quadratic blocks", "mean blocks")
-    for axis, mean, title in zip(figure.subplots(1, 2), (False, True), titles, strict=True):
+    kinds = [mean for mean in (False, True) if any(curve.method.mean is mean for curve in curves)]
+    figure = Figure(figsize=(5.5 * len(kinds), 4.2), layout="constrained")
+    for axis, mean in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
+        title = "mean blocks" if mean else "quadratic blocks"
         for curve in (curve for curve in curves if curve.method.mean is mean):
             label = f"{curve.method.name}: {curve.exponent} (theory {curve.method.exponent})"
             middle, spread = curve.steps.mean(1), curve.steps.std(1)
@@ -247,6 +248,5 @@ def _plot(curves: list[Curve]) -> Any:
         axis.set(
             xscale="log", yscale="log", xlabel="ε", ylabel="steps T(ε)", title=f"{title} (dotted: theory)"
         )
-        if axis.get_legend_handles_labels()[0]:
-            axis.legend(fontsize=8)
+        axis.legend(fontsize=8)
     return figure
