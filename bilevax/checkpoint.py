@@ -7,7 +7,6 @@ import functools
 import json
 import os
 import warnings
-import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,12 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bilevax import processes
+from bilevax.digest import SMALL, checksum
 from bilevax.problem import Problem
 from bilevax.solvers.state import State
 from bilevax.version import __version__
 
-FORMAT = 2
-_SMALL = 2**16  # bytes; smaller arrays are written as one: each costs the writer some memory for good
+FORMAT = 3
 
 
 class CheckpointError(RuntimeError):
@@ -48,22 +48,21 @@ class Checkpoints:
       directory: where they live; made if missing.
       identity: what a checkpoint must have in common with the run that continues it (`identity`).
       keep: how many of the latest to keep.
+      together: several processes write their parts; each of them must make every call.
 
     Raises:
       CheckpointError: if the directory cannot be written, or another run holds it.
     """
 
-    def __init__(self, directory: str | Path, identity: dict[str, Any], keep: int = 3):
+    def __init__(
+        self, directory: str | Path, identity: dict[str, Any], keep: int = 3, together: bool = False
+    ):
         try:
             import orbax.checkpoint as orbax
         except ImportError as error:
             raise ImportError('checkpoints need orbax: pip install "bilevax[checkpoints]"') from error
         self.directory, self.identity = Path(directory).absolute(), identity
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._lock = _locked(self.directory / ".lock")
-        except OSError as error:
-            raise CheckpointError(f"cannot write checkpoints to {self.directory}: {error}") from error
+        self._lock = _locked_by_one(self.directory, together)
         self._orbax = orbax
         options = orbax.CheckpointManagerOptions(
             max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True
@@ -88,10 +87,12 @@ class Checkpoints:
         Raises:
           CheckpointError: if this or the write before it failed; what was there before is unharmed.
         """
-        arrays = [np.asarray(leaf) for leaf in jax.tree.leaves((state, extra))]
-        # Written in the background: what goes on changing must be copied now.
+        leaves = jax.tree.leaves((state, extra))
+        sums = [checksum(leaf) for leaf in leaves]
+        # Written in the background: what goes on changing must be copied now. (The writer itself copies what
+        # other processes have parts of.)
+        arrays = [leaf if _in_parts(leaf) else processes.on_host(leaf) for leaf in leaves]
         notes = json.loads(json.dumps(notes))
-        sums = [_checksum(array) for array in arrays]
         meta = {"format": FORMAT, "identity": self.identity, "sums": sums, "notes": notes}
         step = int(state.step)
         if step in self._manager.all_steps():
@@ -146,7 +147,8 @@ class Checkpoints:
             with contextlib.suppress(Exception):  # it repeats what `wait` or `save` has raised
                 self._manager.close()
         finally:
-            os.close(self._lock)
+            if self._lock is not None:
+                os.close(self._lock)
 
     def _read(self, step: int, state: State, extra: Any) -> Saved:
         args = self._orbax.args
@@ -166,18 +168,17 @@ class Checkpoints:
                 f"checkpoint {self.directory / str(step)} was written "
                 f"with{'out' if extra is not None else ''} patience: resume it in the same way"
             )
-        leaves = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-        like = _packed([np.empty(leaf.shape, leaf.dtype) for leaf in leaves])
+        like = _packed([leaf if _in_parts(leaf) else np.empty(leaf.shape, leaf.dtype) for leaf in leaves])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             read = self._manager.restore(step, args=args.Composite(arrays=args.StandardRestore(like)))[
                 "arrays"
             ]
-        arrays = _unpacked(read, leaves)
+        arrays = [_placed(a, leaf) for a, leaf in zip(_unpacked(read, leaves), leaves, strict=True)]
         for number, (array, expected) in enumerate(zip(arrays, meta["sums"], strict=True)):
-            if _checksum(array) != expected:
+            if checksum(array) != expected:
                 raise ValueError(f"the checksum of array {number} does not match")
-        state, extra = jax.tree.unflatten(structure, [jnp.asarray(array) for array in arrays])
+        state, extra = jax.tree.unflatten(structure, arrays)
         return Saved(state, extra, meta["notes"])
 
     def _guard(self, act: Any) -> None:
@@ -206,9 +207,10 @@ def identity(problem: Problem, solver: Any, state: State) -> dict[str, Any]:
         "solver": _describe(solver),
         "sampling": f"{sampler.per_step} of {sampler.blocks} blocks, {sampler.batch_size} rows, "
         f"shuffle {sampler.shuffle}",
+        "strata": sampler.strata or 1,
         "key": [int(sampler.random.first), int(sampler.random.second)],
         "shapes": shapes,
-        "data": sum(_checksum(np.asarray(leaf)) for leaf in jax.tree.leaves((problem, state.x, state.y))),
+        "data": sum(checksum(leaf) for leaf in jax.tree.leaves((problem, state.x, state.y))),
     }
     return json.loads(json.dumps(described))
 
@@ -266,6 +268,34 @@ def _difference(there: Any, here: Any, where: str = "") -> list[str]:
     return [] if there == here else [f"{where} is {there} there and {here} here"]
 
 
+def saved_strata(directory: str | Path) -> int | None:
+    """The strata of the run whose checkpoints these are, so that other devices can go on with it."""
+    steps = [path for path in Path(directory).glob("*/meta/metadata") if path.parts[-3].isdigit()]
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        latest = max(steps, key=lambda path: int(path.parts[-3]))
+        return int(json.loads(latest.read_text(encoding="utf-8"))["identity"]["strata"])
+    return None
+
+
+def _locked_by_one(directory: Path, together: bool) -> int | None:
+    """The lock of a directory, which the first of several processes holds; all raise if it cannot."""
+    lock, failure = None, None
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if not together or jax.process_index() == 0:
+            lock = _locked(directory / ".lock")
+    except CheckpointError as error:
+        failure = error
+    except OSError as error:
+        failure = CheckpointError(f"cannot write checkpoints to {directory}: {error}")
+        failure.__cause__ = error
+    if together and processes.agreed([failure is not None])[0] and failure is None:
+        failure = CheckpointError(f"another process cannot write checkpoints to {directory}")
+    if failure is not None:
+        raise failure
+    return lock
+
+
 def _locked(path: Path) -> int:
     """An open file with an exclusive lock that ends with the process."""
     import fcntl
@@ -279,32 +309,41 @@ def _locked(path: Path) -> int:
     return handle
 
 
-def _packed(arrays: list[np.ndarray]) -> dict[str, np.ndarray]:
-    """Large arrays by their number, and the bytes of all small ones, one after the other."""
-    out = {_name(number): array for number, array in enumerate(arrays) if array.nbytes >= _SMALL}
-    small = [array.reshape(-1).view(np.uint8) for array in arrays if array.nbytes < _SMALL]
+def _packed(arrays: list[Any]) -> dict[str, Any]:
+    """Large arrays by their number, and the bytes of all small ones, one after the other.
+
+    (Each array costs the writer some memory for good.)
+    """
+    out = {_name(number): array for number, array in enumerate(arrays) if array.nbytes >= SMALL}
+    small = [array.reshape(-1).view(np.uint8) for array in arrays if array.nbytes < SMALL]
     return out | {"small": np.concatenate([*small, np.zeros(1, np.uint8)])}
 
 
-def _unpacked(read: dict[str, Any], like: list[Any]) -> list[np.ndarray]:
+def _unpacked(read: dict[str, Any], like: list[Any]) -> list[Any]:
     """The inverse of `_packed`, for arrays of those shapes and dtypes."""
     small, place, out = np.asarray(read["small"]), 0, []
     for number, leaf in enumerate(like):
-        size = leaf.size * leaf.dtype.itemsize
-        if size >= _SMALL:
-            out.append(np.asarray(read[_name(number)]))
+        if leaf.nbytes >= SMALL:
+            out.append(read[_name(number)])
             continue
-        out.append(small[place : place + size].view(leaf.dtype).reshape(leaf.shape))
-        place += size
+        out.append(small[place : place + leaf.nbytes].view(leaf.dtype).reshape(leaf.shape))
+        place += leaf.nbytes
     return out
+
+
+def _in_parts(leaf: Any) -> bool:
+    """Whether several processes have parts of an array that is worth writing in parts."""
+    return leaf.nbytes >= SMALL and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
+
+
+def _placed(array: Any, like: jax.Array) -> jax.Array:
+    """An array that was read, where another one is."""
+    single = len(like.sharding.device_set) == 1
+    return jnp.asarray(array) if single else processes.put(array, like.sharding)
 
 
 def _name(number: int) -> str:
     return f"array_{number:04d}"
-
-
-def _checksum(array: np.ndarray) -> int:
-    return zlib.crc32(np.ascontiguousarray(array).tobytes())
 
 
 def _first_line(error: Exception) -> str:

@@ -12,6 +12,7 @@ from jax import Array
 
 from bilevax.memory import Clock, Memory, Moving, Reading
 from bilevax.problem import Problem
+from bilevax.sharding import Shards
 from bilevax.solvers.state import State
 from bilevax.trees import PyTree, norm, root_mean_square
 
@@ -41,15 +42,27 @@ def numbers_as_arrays(solver: Any) -> Any:
     return jax.tree.map(convert, solver)
 
 
-def compiled_init(solver: Any, problem: Problem, x0: PyTree, y0: PyTree, key: Array, **plan: Any) -> State:
+def compiled_init(
+    solver: Any,
+    problem: Problem,
+    x0: PyTree,
+    y0: PyTree,
+    key: Array,
+    shards: Shards | None = None,
+    **plan: Any,
+) -> State:
     """`solver.init`, compiled; its buffers are nobody else's and none is held twice: it can be donated."""
     # Python floats would be compiled in.
     x0, y0 = jax.tree.map(lambda a: jnp.asarray(a) if isinstance(a, float) else a, (x0, y0))
-    return jax.tree.map(jnp.copy, _init(numbers_as_arrays(solver), problem, x0, y0, key, plan))
+    return jax.tree.map(jnp.copy, _init(numbers_as_arrays(solver), problem, x0, y0, key, plan, shards))
 
 
 def compiled_chunk(
-    inputs: tuple[Any, Problem], state: State, steps: Array | int, total: tuple[float, float] = (0.0, 0.0)
+    inputs: tuple[Any, Problem],
+    state: State,
+    steps: Array | int,
+    total: tuple[float, float] = (0.0, 0.0),
+    shards: Shards | None = None,
 ) -> tuple[State, Reading]:
     """Steps of (solver, problem) in one compiled loop that takes over the state.
 
@@ -60,14 +73,13 @@ def compiled_chunk(
       state: where to start from.
       steps: how many steps.
       total: what to add f to: a high and a low part.
+      shards: the devices that share the blocks, if they are several.
 
     Returns:
       The state, and `total` plus f of the steps: a compensated sum in order, with the same bits in however
       many chunks.
     """
-    high, low = total
-    start = Reading(jnp.asarray(high, float), jnp.asarray(low, float))
-    return _advance(inputs, state, jnp.asarray(steps), start)
+    return _advance(inputs, state, *_numbers(steps, total), shards)
 
 
 class Sizes(eqx.Module):
@@ -87,16 +99,37 @@ def sizes(state: State) -> Sizes:
     return Sizes(norm(state.z), root_mean_square(slopes), root_mean_square(inverse))
 
 
+def _numbers(steps: Any, total: tuple[float, float]) -> tuple[Any, Any]:
+    """As arrays of no device in particular."""
+    parts: list[Any] = [np.asarray(part, jnp.zeros(0).dtype) for part in total]
+    return np.asarray(steps, np.int32), Reading(*parts)
+
+
 @eqx.filter_jit
-def _init(solver: Any, problem: Problem, x0: PyTree, y0: PyTree, key: Array, plan: dict[str, Any]) -> State:
+def _init(
+    solver: Any,
+    problem: Problem,
+    x0: PyTree,
+    y0: PyTree,
+    key: Array,
+    plan: dict[str, Any],
+    shards: Shards | None,
+) -> State:
+    if shards is not None:
+        return shards.init(solver, problem, x0, y0, key, plan)
     return solver.init(problem, x0, y0, key=key, **plan)
 
 
 @eqx.filter_jit(donate="all-except-first")
 def _advance(
-    inputs: tuple[Any, Problem], state: State, steps: Array, total: Reading
+    inputs: tuple[Any, Problem], state: State, steps: Array, total: Reading, shards: Shards | None
 ) -> tuple[State, Reading]:
-    solver, problem = inputs
+    if shards is not None:
+        return shards.advance(_loop, *inputs, state, steps, total)
+    return _loop(*inputs, state, steps, total)
+
+
+def _loop(solver: Any, problem: Problem, state: State, steps: Array, total: Reading) -> tuple[State, Reading]:
     last = state.step + steps
 
     def going_on(carry: tuple[State, Clock]) -> Array:

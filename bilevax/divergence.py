@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from bilevax.memory import Memory, Moving
 from bilevax.solvers.state import State
@@ -38,14 +37,14 @@ def describe(state: State, first: int, last: int) -> str:
     blocks = [
         (letter, name, tree) for name, memory in state.levels.items() for letter, tree in _parts(memory)
     ]
-    broken = [(letter, name, np.flatnonzero(_bad_slots(tree))) for letter, name, tree in blocks]
-    broken = [(letter, name, bad) for letter, name, bad in broken if bad.size]
+    broken = [(letter, name, *map(int, _bad_slots(tree))) for letter, name, tree in blocks]
+    broken = [one for one in broken if one[-1]]
     where, how = "", "is not finite"
     if state.x_before is not None and not _finite(state.x_before):
         letter = "x"
     elif broken:
-        letter, name, bad = broken[0]
-        where = f" of block {bad[0]} (lower level {name!r}, {bad.size} blocks in all)"
+        letter, name, worst, count = broken[0]
+        where = f" of block {worst} (lower level {name!r}, {count} blocks in all)"
     elif not _finite((state.x, state.z)):
         letter = "x" if _finite(state.z) else "z"
     else:
@@ -84,9 +83,11 @@ def _largest(tree: PyTree) -> Any:
 
 
 @jax.jit
-def _bad_slots(tree: PyTree) -> Any:
+def _bad_slots(tree: PyTree) -> tuple[Any, Any]:
+    """The first slot that is not finite, and how many are not."""
     leaves = [jnp.any(~jnp.isfinite(a), axis=tuple(range(1, a.ndim))) for a in jax.tree.leaves(tree)]
-    return jnp.any(jnp.stack(leaves), axis=0)
+    bad = jnp.any(jnp.stack(leaves), axis=0)
+    return jnp.argmax(bad), jnp.sum(bad)
 
 
 @jax.jit

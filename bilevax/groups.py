@@ -108,7 +108,8 @@ class Groups(eqx.Module):
     def _bounds(self, blocks: Array) -> tuple[Array, Array]:
         """The first row of each block, and the one after its last."""
         if isinstance(self.source, PerBlock):
-            return self.source.offsets[blocks], self.source.offsets[blocks + 1]
+            begin = self.source.starts[blocks]
+            return begin, begin + self.source.lengths[blocks]
         zero = jnp.zeros(blocks.shape, jnp.int32)
         return zero, zero + (self.source.count if isinstance(self.source, Shared) else 1)
 
@@ -116,8 +117,7 @@ class Groups(eqx.Module):
         """Whether every group is known to be full."""
         source = self.source
         if isinstance(source, PerBlock):
-            equal = source.longest * (source.offsets.shape[0] - 1) == source.count
-            return equal and source.longest % self.size == 0
+            return source.even and source.longest % self.size == 0
         return isinstance(source, Shared) and source.count % self.size == 0
 
 

@@ -10,9 +10,10 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import Mesh
 
 from bilevax import checks
-from bilevax.checkpoint import CheckpointError, Checkpoints, identity
+from bilevax.checkpoint import CheckpointError, Checkpoints, identity, saved_strata
 from bilevax.chunks import compiled_chunk, compiled_init, numbers_as_arrays
 from bilevax.interrupts import Interrupts
 from bilevax.logs import Log, Logs
@@ -23,6 +24,7 @@ from bilevax.progress import Choice, Progress, make_progress
 from bilevax.restart import Restart
 from bilevax.run import FIXED, Result, Run
 from bilevax.sampling import make_sampler
+from bilevax.sharding import make_shards
 from bilevax.solvers.inputs import check_coefficients, first_rows
 from bilevax.solvers.state import State
 from bilevax.trees import PyTree
@@ -40,6 +42,8 @@ def minimize(
     batch_size: int | None = None,
     shuffle: bool = True,
     initial_batch_size: int | Literal["all"] | None = None,
+    mesh: Mesh | None = None,
+    strata: int | None = None,
     metrics: Mapping[str, Callable[[Problem, State], Any]] | None = None,
     every: int | None = None,
     progress: Choice | Progress | None = "auto",
@@ -69,6 +73,11 @@ def minimize(
       batch_size: B, the rows per visited block; None takes all of them.
       shuffle: blocks in shuffled epochs if True, else drawn anew in each step.
       initial_batch_size: rows per block of the first estimators; see `BSVRBv2.init`.
+      mesh: devices that share the blocks along the axis "blocks" of this mesh, on one host or several; both m
+        and `blocks_per_step` must be divisible by their number. Every process makes the same call.
+      strata: the blocks are divided into so many runs of equal length, and a step draws as many of each;
+        left out, one per device, or as many as the checkpoint has. The same number draws the same samples on
+        any number of devices.
       metrics: functions of (problem, state), called between compiled chunks; each gives one number. The
         state's arrays are overwritten by the next step: copy what you keep.
       every: steps between two entries of the history; left out, a hundredth of the run.
@@ -122,30 +131,40 @@ def minimize(
         seconds, tolerance, patience, watch, measures, save_every, save_seconds, keep, checkpoint, resume
     )
     checks.solver(solver)
-    display = make_progress(progress, steps)
-    logs = Logs(log)
+    shards = make_shards(mesh)
+    display = make_progress(progress if shards is None or shards.speaks else None, steps)
+    logs = Logs(log if shards is None or shards.speaks else None)
     # Inside the compiled init the solver's numbers are traced: what depends on their values is checked here.
-    sampler = make_sampler(problem, key, blocks_per_step, batch_size, shuffle)
+    if strata is None:
+        strata = saved_strata(checkpoint) if resume and checkpoint is not None else None
+        strata = shards.devices if strata is None and shards is not None else strata
+    sampler = make_sampler(problem, key, blocks_per_step, batch_size, shuffle, strata)
     method = solver.solver if isinstance(solver, Restart) else solver
     check_coefficients(method, problem, sampler)
 
     plan = {"blocks_per_step": blocks_per_step, "batch_size": batch_size, "shuffle": shuffle}
-    state = compiled_init(solver, problem, x0, y0, key, initial_batch_size=initial_batch_size, **plan)
+    plan |= {"initial_batch_size": initial_batch_size, "strata": sampler.strata}
+    whole = problem
+    if shards is not None:
+        shards.check(solver, problem, x0, y0, key, plan)
+        problem, (x0, y0, key) = shards.place(problem), shards.place_start(x0, y0, key)
+    state = compiled_init(solver, problem, x0, y0, key, shards, **plan)
     inputs = (numbers_as_arrays(solver), problem)
-    run = Run(state, best=(state.x, state.y) if patience else None)
-    store = (
-        Checkpoints(checkpoint, identity(problem, solver, state), keep) if checkpoint is not None else None
-    )
+    run = Run(state, (state.x, state.y) if patience else None, shards)
+    store = None
+    if checkpoint is not None:
+        together = shards is not None and shards.several_processes
+        store = Checkpoints(checkpoint, identity(whole, solver, state), keep, together)
     begun = False
 
     def result(outcome: Outcome) -> Result:
         rows = getattr(method, "first_rows", first_rows)(initial_batch_size, sampler.batch_size)
-        return run.result(outcome, count_oracles(problem, solver, sampler, run.done, rows))
+        return run.result(outcome, count_oracles(whole, solver, sampler, run.done, rows))
 
     try:
         if store is not None:
             run.continue_from(store) if resume else store.require_none()
-        state, _ = compiled_chunk(inputs, jax.tree.map(jnp.copy, run.state), 0)
+        state, _ = compiled_chunk(inputs, jax.tree.map(jnp.copy, run.state), 0, shards=shards)
         run.state = jax.block_until_ready(state)
         logs.start(run.history.entries)
         run.compile_seconds = time.monotonic() - began
@@ -163,7 +182,7 @@ def minimize(
                     display.update(run.done, run.speed, shown)
                 due = save_every is not None and run.done % save_every == 0
                 due |= save_seconds is not None and time.monotonic() - saved >= save_seconds
-                if store is not None and due and not run.failed:
+                if store is not None and run.agreed(due)[0] and not run.failed:
                     run.save(store)
                     saved = time.monotonic()
         if store is not None:

@@ -75,15 +75,19 @@ def count_pass(method: Any, problem: Problem, rows: int | None) -> Oracles:
 
 def count_rows(problem: Problem, size: int | None, visits: int) -> Oracles:
     """The rows that so many visits draw."""
-    sources = [problem.upper_data, *problem.lower_data]
-    return Oracles(rows=round(visits * sum(_per_visit(source, size, problem.count) for source in sources)))
+    return Oracles(rows=round(visits * rows_per_visit(problem, size)))
 
 
-def _per_visit(source: Rows | None, size: int | None, blocks: int) -> float:
+def rows_per_visit(problem: Problem, size: int | None) -> float:
+    """The rows that a visit draws on average, from all sources."""
+    return sum(_per_visit(source, size) for source in (problem.upper_data, *problem.lower_data))
+
+
+def _per_visit(source: Rows | None, size: int | None) -> float:
     if source is None:
         return 0
     if size is not None:
         return size
     if isinstance(source, PerBlock):
-        return source.count / blocks
+        return source.average
     return source.count if isinstance(source, Shared) else getattr(source, "count", 0)

@@ -179,6 +179,7 @@ class Problem(eqx.Module):
     named: bool = eqx.field(static=True)
     upper_shares: str | None = eqx.field(static=True)
     through: Callable[..., PyTree] | None = eqx.field(static=True)
+    axis: str | None = eqx.field(static=True)  # of the mesh, on a device that holds a share of the blocks
 
     def __init__(
         self,
@@ -191,7 +192,7 @@ class Problem(eqx.Module):
     ):
         if not callable(upper):
             raise TypeError(f"upper must be a function f(x, y, block, batch), got {type(upper).__name__}")
-        self.upper = upper
+        self.upper, self.axis = upper, None
         self.named = isinstance(lower, Mapping)
         self.levels = {name: _as_level(name, one) for name, one in _by_name(lower).items()}
         if not self.levels:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -102,6 +102,23 @@ class Rows(eqx.Module):
     def check(self, name: str, blocks: int) -> None:
         """Raises if the source does not fit a problem of that many blocks."""
 
+    # Whether the arrays are split along their leading axis when devices share the blocks, or held by all.
+    split: ClassVar[bool] = False
+
+    def spread(self, devices: int) -> Rows:
+        """The same rows, laid out for so many devices, each of which has as many blocks in a row.
+
+        If `split` is set, the leading axis of every array must be so many equal parts, one per device.
+        """
+        raise TypeError(
+            f"{type(self).__name__} does not say how its rows are shared among {devices} devices: "
+            "give bilevax.Shared or bilevax.PerBlock, or define `spread` (and `split` and `share`)"
+        )
+
+    def share(self, device: Array) -> Rows:
+        """What a device has of the rows laid out by `spread`, for blocks counted from its first one."""
+        return self
+
 
 class Shared(Rows):
     """Rows that all blocks draw from, uniformly and with replacement.
@@ -132,6 +149,9 @@ class Shared(Rows):
             return Batch(self.packed.unpacked(), shared=True)
         return Batch(self.packed.take(random.integers((blocks.shape[0], size), self.count)))
 
+    def spread(self, devices: int) -> Shared:
+        return self
+
 
 class PerBlock(Rows):
     """Rows of which each block has its own, stored one block after the other.
@@ -150,9 +170,14 @@ class PerBlock(Rows):
     """
 
     packed: Packed
-    offsets: Array
+    starts: Array
+    lengths: Array
     count: int = eqx.field(static=True)
     longest: int = eqx.field(static=True)
+    average: float = eqx.field(static=True)  # rows of a block
+    even: bool = eqx.field(static=True)  # all blocks have as many rows
+
+    split = True
 
     def __init__(self, rows: PyTree, offsets: Any):
         self.count = leading_axis("PerBlock rows", rows)
@@ -174,8 +199,9 @@ class PerBlock(Rows):
                 f"PerBlock offsets must run from 0 to the number of rows {self.count}, "
                 f"got {bounds[0]} to {bounds[-1]}"
             )
-        self.longest = int(lengths.max())
-        self.offsets = jnp.asarray(bounds, jnp.int32)
+        self.average = self.count / len(lengths)
+        self.longest, self.even = int(lengths.max()), bool((lengths == lengths[0]).all())
+        self.starts, self.lengths = jnp.asarray(bounds[:-1], jnp.int32), jnp.asarray(lengths, jnp.int32)
         self.packed = Packed(rows)
 
     @property
@@ -184,20 +210,43 @@ class PerBlock(Rows):
         return self.packed.unpacked()
 
     def check(self, name: str, blocks: int) -> None:
-        owners = self.offsets.shape[0] - 1
+        owners = self.starts.shape[0]
         if owners != blocks:
             raise ValueError(f"{name} has offsets for {owners} blocks, expected {blocks}")
 
     def draw(self, random: Stream, blocks: Array, size: int | None) -> Batch:
-        start = self.offsets[blocks][:, None]
-        length = self.offsets[blocks + 1][:, None] - start
+        start, length = self.starts[blocks][:, None], self.lengths[blocks][:, None]
         if size is not None:
             return Batch(self.packed.take(start + random.integers((blocks.shape[0], size), length)))
         place = jnp.arange(self.longest)[None, :]
         rows = self.packed.take(start + jnp.minimum(place, length - 1))
-        if self.longest * (self.offsets.shape[0] - 1) == self.count:  # blocks of one length
+        if self.even:
             return Batch(rows)
         return Batch(rows, weight=(place < length) / length.astype(float))
+
+    def spread(self, devices: int) -> PerBlock:
+        """Every device's rows, padded to as many as the one with most of them has."""
+        starts = np.asarray(self.starts)
+        firsts = starts[:: len(starts) // devices]
+        counts = np.diff(firsts, append=self.count)
+        most = int(counts.max())
+        if most * devices == self.count:
+            return self
+
+        def padded(array: Array) -> np.ndarray:
+            rows = np.asarray(array)
+            out = np.zeros((devices * most, *rows.shape[1:]), rows.dtype)
+            for device, (first, count) in enumerate(zip(firsts, counts, strict=True)):
+                out[device * most : device * most + count] = rows[first : first + count]
+            return out
+
+        moved = starts + np.repeat(np.arange(devices) * most - firsts, len(starts) // devices)
+        stored = jax.tree.map(padded, self.packed.stored)
+        return eqx.tree_at(lambda r: (r.packed.stored, r.starts), self, (stored, moved.astype(np.int32)))
+
+    def share(self, device: Array) -> PerBlock:
+        rows = jax.tree.leaves(self.packed.stored)[0].shape[0]
+        return eqx.tree_at(lambda r: r.starts, self, self.starts - device * rows)
 
 
 def average(function: Any, rows: PyTree, weight: Array | None) -> PyTree:

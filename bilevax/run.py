@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bilevax import processes
 from bilevax.checkpoint import Checkpoints
 from bilevax.chunks import compiled_chunk, sizes
 from bilevax.divergence import describe
@@ -18,6 +19,7 @@ from bilevax.interrupts import Interrupts
 from bilevax.oracles import Oracles
 from bilevax.outcome import Outcome
 from bilevax.problem import Problem
+from bilevax.sharding import Shards
 from bilevax.solvers.state import State
 from bilevax.trees import PyTree
 
@@ -73,8 +75,8 @@ class Result:
 class Run:
     """What changes while a run goes on."""
 
-    def __init__(self, state: State, best: tuple[PyTree, PyTree] | None):
-        self.state, self.history = state, History()
+    def __init__(self, state: State, best: tuple[PyTree, PyTree] | None, shards: Shards | None = None):
+        self.state, self.history, self.shards = state, History(), shards
         self.done, self.running, self.compile_seconds = 0, 0.0, 0.0
         self.total, self.counted = (0.0, 0.0), 0  # of f, since the last entry
         self.chunk, self.began_at = _FIRST_CHUNK, 0
@@ -90,13 +92,14 @@ class Run:
         """Takes a chunk of steps, at most up to a boundary."""
         tick, before = time.perf_counter(), self.done
         count = min(self.chunk, boundary - self.done)
-        state, total = compiled_chunk(inputs, self.state, count, self.total)
+        state, total = compiled_chunk(inputs, self.state, count, self.total, self.shards)
         self.total = (float(total.high), float(total.low))
         self.state, self.done = state, int(state.step)
         self.counted += self.done - before
         elapsed = time.perf_counter() - tick
         self.running += elapsed
-        self.chunk = max(1, min(2**30, 4 * self.chunk, int(_CHUNK_SECONDS * (self.done - before) / elapsed)))
+        (next_chunk,) = self.agreed(int(_CHUNK_SECONDS * (self.done - before) / elapsed))
+        self.chunk = max(1, min(2**30, 4 * self.chunk, int(next_chunk)))
         if not np.isfinite(self.total[0]):
             self.failed = describe(self.state, before, self.done)
 
@@ -144,11 +147,16 @@ class Run:
             return Outcome.PATIENCE
         if self.done >= steps:
             return Outcome.FINISHED
-        if interrupts.caught is not None:
+        late = seconds is not None and time.monotonic() - began >= seconds
+        interrupted, late = self.agreed(interrupts.caught is not None, late)
+        if interrupted:
             return Outcome.INTERRUPTED
-        if seconds is not None and time.monotonic() - began >= seconds:
-            return Outcome.TIME
-        return None
+        return Outcome.TIME if late else None
+
+    def agreed(self, *numbers: float) -> list[float]:
+        """Numbers that clocks and signals give, the same in all processes that share the blocks."""
+        several = self.shards is not None and self.shards.several_processes
+        return processes.agreed(list(numbers)) if several else list(numbers)
 
     def save(self, store: Checkpoints) -> None:
         """Starts to write a checkpoint of everything."""

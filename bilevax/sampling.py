@@ -5,11 +5,15 @@ ways of sampling cost O(I) per step, keep no O(m) state and run under vmap:
 
 - shuffled epochs: step t takes the next I places of the permutation keyed by t's epoch;
 - independent draws: step t takes the first I places of the permutation keyed by t itself.
+
+A stratified plan divides the blocks into runs of equal length and draws as many of each, from streams of
+their own. What it draws depends on the number of strata alone, and not on how many devices share them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -54,6 +58,9 @@ class Sampler(eqx.Module):
       per_step: I, the blocks visited in a step; all of them, in order, when I = m.
       batch_size: B rows per block and level; None takes all rows.
       shuffle: shuffled epochs if True, else independent uniform draws of I distinct blocks.
+      strata: into how many strata the blocks are divided; None draws from all of them as one.
+      axis: on a device that holds a share of the blocks, the axis of the mesh; m, I and the strata are then
+        those of the share.
     """
 
     random: Stream
@@ -61,19 +68,78 @@ class Sampler(eqx.Module):
     per_step: int = eqx.field(static=True)
     batch_size: int | None = eqx.field(static=True)
     shuffle: bool = eqx.field(static=True)
+    strata: int | None = eqx.field(static=True, default=None)
+    axis: str | None = eqx.field(static=True, default=None)
+
+    @property
+    def stratum_size(self) -> int:
+        """The blocks of one stratum."""
+        return self.blocks // (self.strata or 1)
 
     def blocks_at(self, step: Array, stream: int = BLOCKS) -> Array:
         """The I distinct blocks of a step; another stream gives an independent choice."""
-        if self.per_step == self.blocks:
-            return jnp.arange(self.blocks, dtype=jnp.int32)
-        per_epoch = self.blocks // self.per_step if self.shuffle else 1
-        first = (step % per_epoch) * self.per_step
-        places = first + jnp.arange(self.per_step)
-        return permuted(self.random.at(stream).at(step // per_epoch), places, self.blocks)
+        return self.by_stratum(lambda place: self._blocks_of(place, step, stream))
 
     def draw(self, problem: Problem, step: Array) -> Sample:
         """Everything that step `step` samples."""
-        return self.visit(problem, self.blocks_at(step), self.random.at(ROWS).at(step), self.batch_size)
+
+        def of_stratum(place: Array | int) -> Sample:
+            random = self.stream(self.random.at(ROWS).at(step), place)
+            return self.visit(problem, self._blocks_of(place, step), random, self.batch_size)
+
+        return self.by_stratum(of_stratum)
+
+    def by_stratum(self, function: Callable[[Array | int], Any]) -> Any:
+        """What `function` gives for each stratum here, by its place, one after the other along the blocks."""
+        if (self.strata or 1) == 1:
+            return function(0)
+        parts = jax.vmap(function)(jnp.arange(self.strata))
+
+        def joined(part: Any) -> Any:
+            if isinstance(part, Batch) and part.shared:  # the same for all strata
+                return jax.tree.map(lambda a: a[0], part)
+            return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), part)
+
+        return jax.tree.map(joined, parts, is_leaf=lambda part: isinstance(part, Batch))
+
+    def stream(self, random: Stream, place: Array | int) -> Stream:
+        """The stream of the stratum at a place here, split off from another."""
+        return random if self.strata is None else random.at(self.first_stratum + place)
+
+    @property
+    def first_stratum(self) -> Array | int:
+        """The number, among all strata, of the first one here."""
+        return 0 if self.axis is None else jax.lax.axis_index(self.axis) * (self.strata or 1)
+
+    @property
+    def devices(self) -> int:
+        """How many devices share the blocks."""
+        return 1 if self.axis is None else jax.lax.axis_size(self.axis)
+
+    def mean(self, tree: PyTree) -> PyTree:
+        """The mean over the devices that share the blocks."""
+        return tree if self.axis is None else jax.lax.pmean(tree, self.axis)
+
+    def total(self, tree: PyTree) -> PyTree:
+        """The sum over them."""
+        return tree if self.axis is None else jax.lax.psum(tree, self.axis)
+
+    def largest(self, value: Array) -> Array:
+        """The largest of them."""
+        return value if self.axis is None else jax.lax.pmax(value, self.axis)
+
+    def root_mean_square(self, value: Array) -> Array:
+        """The root mean square over them."""
+        return value if self.axis is None else jnp.sqrt(jax.lax.pmean(jnp.square(value), self.axis))
+
+    def _blocks_of(self, place: Array | int, step: Array, stream: int = BLOCKS) -> Array:
+        size, count = self.stratum_size, self.per_step // (self.strata or 1)
+        if self.per_step == self.blocks:
+            return place * size + jnp.arange(size, dtype=jnp.int32)
+        per_epoch = size // count if self.shuffle else 1
+        first = (step % per_epoch) * count
+        random = self.stream(self.random.at(stream).at(step // per_epoch), place)
+        return place * size + permuted(random, first + jnp.arange(count), size)
 
     def visit(
         self, problem: Problem, blocks: Array, random: Stream, batch_size: int | None, slots: bool = True
@@ -101,7 +167,12 @@ class Sampler(eqx.Module):
 
 
 def make_sampler(
-    problem: Problem, key: Array, blocks_per_step: int | None, batch_size: int | None, shuffle: bool
+    problem: Problem,
+    key: Array,
+    blocks_per_step: int | None,
+    batch_size: int | None,
+    shuffle: bool,
+    strata: int | None = None,
 ) -> Sampler:
     """Checks what the user asked for, and plans it."""
     if not isinstance(problem, Problem):
@@ -117,7 +188,21 @@ def make_sampler(
         isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ()
     ):
         raise TypeError(f"key must be one key made by jax.random.key(seed), got {key!r}")
-    return Sampler(Stream.start(key), problem.count, per_step, batch_size, shuffle)
+    if strata is not None:
+        strata = _checked_strata(strata, problem, per_step)
+    return Sampler(Stream.start(key), problem.count, per_step, batch_size, shuffle, strata, problem.axis)
+
+
+def _checked_strata(strata: Any, problem: Problem, per_step: int) -> int | None:
+    count = checks.whole_number("strata", strata, 1)
+    for number, what in ((problem.count, "the number of blocks"), (per_step, "blocks_per_step")):
+        if number % count:
+            raise ValueError(
+                f"{what} must be divisible by the number of strata (if not given, the devices of the "
+                f"mesh), got {number} and {count} strata"
+            )
+    # One stratum of a whole problem is no stratum; one of a device's share is one of several.
+    return None if count == 1 and problem.axis is None else count
 
 
 def permuted(random: Stream, places: Array, size: int) -> Array:

@@ -38,7 +38,9 @@ def estimate_smoothness(
     """
     sample = _probe(problem, sampler)
     # Not the run's own key: a run over all blocks and all rows must not depend on it.
-    keys = jax.random.split(jax.random.key(0), sample.blocks.shape[0])
+    here = sample.blocks.shape[0]
+    first = 0 if sampler.axis is None else jax.lax.axis_index(sampler.axis) * here
+    keys = jax.random.split(jax.random.key(0), here * sampler.devices)[first + jnp.arange(here)]
     out = {}
     for name, level in problem.levels.items():
         if not isinstance(level, Argmin):
@@ -67,7 +69,7 @@ def estimate_smoothness(
 
         rows = gather(y[name], sample.slots[name])
         sizes = over_blocks(largest, sample)(x, rows, keys, sample.constants, sample.upper, sample.lower)
-        worst = jnp.max(sizes)
+        worst = sampler.largest(jnp.max(sizes))
         out[name] = jnp.where(worst > 0, worst, 1)
     return out
 
@@ -83,12 +85,18 @@ def estimate_floor(
     sample = _probe(problem, sampler)
     point = Point(x, {level: gather(y[level], sample.slots[level]) for level in y})
     eigenvalues = jax.vmap(one_by_one(lambda matrix: jnp.linalg.eigvalsh(matrix)))
-    least = jnp.min(eigenvalues(hessians(problem, name, point, sample)))
+    least = -sampler.largest(-jnp.min(eigenvalues(hessians(problem, name, point, sample))))
     return jnp.where(least > 1e-6 * smoothness, least / 2, 1e-3 * smoothness)
 
 
 def _probe(problem: Problem, sampler: Sampler) -> Sample:
     """Some blocks to look at, with the run's batch size: what a step sees is what must be stable."""
-    count = min(problem.count, _BLOCKS)
-    blocks = permuted(Stream.start(jax.random.key(0)), jnp.arange(count), problem.count)
-    return sampler.visit(problem, blocks, sampler.random.at(POWER), sampler.batch_size)
+    size = sampler.stratum_size
+    count = min(size, -(-_BLOCKS // ((sampler.strata or 1) * sampler.devices)))
+
+    def of_stratum(place: Any) -> Sample:
+        chosen = permuted(sampler.stream(Stream.start(jax.random.key(0)), place), jnp.arange(count), size)
+        random = sampler.stream(sampler.random.at(POWER), place)
+        return sampler.visit(problem, place * size + chosen, random, sampler.batch_size)
+
+    return sampler.by_stratum(of_stratum)

@@ -78,7 +78,7 @@ def _time_epochs(method: str, parts: Parts, model: Any, settings: Settings) -> d
     problem, solver = make_method(method, parts.train, model, numbers, per_epoch * 100)
     # Where the levels start is of no matter for the time a step takes.
     y0 = {name: None if name == "nothing" else jnp.ones(problem.slots_of(name)) for name in problem.levels}
-    plan = {
+    plan: dict[str, Any] = {
         "blocks_per_step": numbers.users_per_step,
         "batch_size": numbers.negatives,
         "initial_batch_size": 0,

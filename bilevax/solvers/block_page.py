@@ -12,7 +12,7 @@ from jax import Array
 from bilevax import checks
 from bilevax.curvature import Identity, TrackedSolve, Tracker, Visit
 from bilevax.memory import Memory, Moving, scatter
-from bilevax.oracles import Oracles, count_pass, count_rows, count_visits
+from bilevax.oracles import Oracles, count_pass, count_visits, rows_per_visit
 from bilevax.problem import Mean, Problem
 from bilevax.rows import PerBlock, Shared
 from bilevax.sampling import START, Sampler
@@ -197,9 +197,9 @@ def _before(visit: Visit) -> Visit:
 
 def default_chance(problem: Problem, sampler: Sampler) -> float:
     """The chance with which refreshes look at as many rows as the steps between them."""
-    step = 2 * count_rows(problem, sampler.batch_size, sampler.per_step).rows
-    refresh = count_rows(problem, None, problem.count).rows
-    return min(1.0, step / refresh) if refresh else 1.0
+    # The same on a device's share of the blocks as on all of them.
+    seen, whole = rows_per_visit(problem, sampler.batch_size), rows_per_visit(problem, None)
+    return min(1.0, 2 * (sampler.per_step / problem.count) * seen / whole) if whole else 1.0
 
 
 def _longest(problem: Problem) -> int:

@@ -68,6 +68,7 @@ class BlockSAGA(Recipe):
     inverse_step: Coefficient | None = None
     radius: Coefficient | None = None
 
+    distributed: ClassVar[bool] = False  # the stored gradients are not split over devices
     alpha: ClassVar[float] = 1.0
     beta: ClassVar[float] = 1.0
     corrected = False

@@ -22,7 +22,7 @@ from bilevax.lagrangian import Point, gradients, upper_gradients
 from bilevax.memory import Moving, gather, scatter
 from bilevax.oracles import Oracles
 from bilevax.problem import Mean, Problem
-from bilevax.sampling import Sample
+from bilevax.sampling import Sample, Sampler, make_sampler
 from bilevax.solvers.inputs import first_rows
 from bilevax.solvers.start import start_state
 from bilevax.solvers.state import Info, State
@@ -41,6 +41,7 @@ class Recipe(eqx.Module):
       curvature: the tracker of argmin levels; None if the method takes mean levels only.
     """
 
+    distributed: ClassVar[bool] = True  # its step takes means over devices that share the blocks
     corrected: ClassVar[bool]
     lazy: ClassVar[bool]
     curvature: ClassVar[Tracker | None]
@@ -80,6 +81,7 @@ class Recipe(eqx.Module):
         batch_size: int | None = None,
         shuffle: bool = True,
         initial_batch_size: int | Literal["all"] | None = None,
+        strata: int | None = None,
     ) -> State:
         """The state before the first step.
 
@@ -94,13 +96,14 @@ class Recipe(eqx.Module):
           shuffle: blocks in shuffled epochs if True, else drawn anew in each step.
           initial_batch_size: the rows per block that the first estimators come from; None takes
             `batch_size`, "all" takes all rows, 0 starts the estimators from zero.
+          strata: divides the blocks into so many runs of equal length, and draws as many of each; None draws
+            from all of them as one.
 
         Returns:
           The state, to be given to `step`.
         """
-        return start_state(
-            self, problem, x0, y0, key, blocks_per_step, batch_size, shuffle, initial_batch_size
-        )
+        sampler = make_sampler(problem, key, blocks_per_step, batch_size, shuffle, strata)
+        return start_state(self, problem, x0, y0, sampler, initial_batch_size)
 
     def step(self, problem: Problem, state: State, stage: Array | int = 0) -> tuple[State, Info]:
         """Takes one step.
@@ -132,6 +135,8 @@ class Recipe(eqx.Module):
         else:
             z = moving_average(state.z, seen[0].x, beta)
         levels, z = self.renew(problem, state, levels, z)
+        # z is affine in the gradients: where devices share the blocks, one sum over them serves both points.
+        z, objective = state.sampler.mean((z, seen[0].objective))
         x, optimizer = upper_move(self.upper_step, state, z, stage)
         after = dataclasses.replace(
             state,
@@ -144,7 +149,7 @@ class Recipe(eqx.Module):
             clocks=clocks,
             store=look.store,
         )
-        return after, _info(seen[0].objective, z, visits, sum(repaired))
+        return after, _info(state.sampler, objective, z, visits, sum(repaired))
 
     def draw(self, problem: Problem, state: State) -> Sample:
         """The blocks and rows of a step."""
@@ -286,12 +291,15 @@ def _tick(visit: Visit) -> Clocks:
     )
 
 
-def _info(objective: Array, z: PyTree, visits: dict[str, Visit], decomposed: Any) -> Info:
+def _info(sampler: Sampler, objective: Array, z: PyTree, visits: dict[str, Visit], decomposed: Any) -> Info:
     seen = list(visits.values())
+    slopes = [(v.rows.y.slope, v.slot_axes) for v in seen if isinstance(v.rows.y, Moving)]
+    inverse = [(v.rows.v.slope, v.slot_axes) for v in seen if v.rows.v is not None]
+    lower = sampler.root_mean_square(root_mean_square(slopes))
     return Info(
         objective,
         norm(z),
-        root_mean_square([(v.rows.y.slope, v.slot_axes) for v in seen if isinstance(v.rows.y, Moving)]),
-        root_mean_square([(v.rows.v.slope, v.slot_axes) for v in seen if v.rows.v is not None]),
-        decomposed,
+        lower,
+        sampler.root_mean_square(root_mean_square(inverse)),
+        sampler.total(decomposed),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import equinox as eqx
 import jax
@@ -98,6 +98,7 @@ class RSVRB(eqx.Module):
       Optimization*, 2021.
     """
 
+    distributed: ClassVar[bool] = True  # its step takes means over devices that share the blocks
     upper_step: UpperStep
     lower_step: float | Callable[[Array], Array] | None = None
     beta: float | Callable[[Array], Array] | None = None
@@ -122,13 +123,14 @@ class RSVRB(eqx.Module):
         batch_size: int | None = None,
         shuffle: bool = True,
         initial_batch_size: int | Literal["all"] | None = None,
+        strata: int | None = None,
     ) -> State:
         """The state before the first step; the arguments are those of `BSVRBv2.init`.
 
         Raises:
           MemoryError: if the tracked Jacobians would not fit.
         """
-        sampler = make_sampler(problem, key, blocks_per_step, batch_size, shuffle)
+        sampler = make_sampler(problem, key, blocks_per_step, batch_size, shuffle, strata)
         name = _only_level(problem)
         rows = first_rows(initial_batch_size, batch_size)
         check_coefficients(self, problem, sampler)
@@ -159,8 +161,9 @@ class RSVRB(eqx.Module):
 
             def look(block: Array, carry: tuple[Pieces, PyTree, PyTree]) -> tuple[Pieces, PyTree, PyTree]:
                 pieces, slope, z = carry
-                ids = block[None]
-                sample = sampler.visit(problem, ids, sampler.random.at(START).at(block), rows)
+                ids, (stratum, place) = block[None], jnp.divmod(block, sampler.stratum_size)
+                random = sampler.stream(sampler.random.at(START).at(place), stratum)
+                sample = sampler.visit(problem, ids, random, rows)
                 fresh, s = _pieces(problem, name, x, gather(y, ids), sample)
                 raised = raise_eigenvalues(fresh.hessian, floor)[0]
                 fresh = eqx.tree_at(lambda p: p.hessian, fresh, raised)
@@ -168,6 +171,7 @@ class RSVRB(eqx.Module):
                 return scatter(pieces, ids, fresh), scatter(slope, ids, s), jax.tree.map(jnp.add, z, term)
 
             pieces, slope, z = jax.lax.fori_loop(0, m, look, (pieces, slope, z))
+            z = sampler.mean(z)
         stamp = Reading(jnp.zeros((m,), dtype), jnp.zeros((m,), dtype))
         memory = Tracked(Moving(y, slope, None), y, pieces, stamp)
         clocks = {name: Clocks(Clock.start(dtype), Clock.start(dtype))}
@@ -228,9 +232,10 @@ class RSVRB(eqx.Module):
             lambda z, g, h: (1 - jnp.asarray(beta, z.dtype)) * (z - h) + g,
             state.z, _unravel_like(state.x, after), _unravel_like(state.x, before),
         )  # fmt: skip
+        objective = _objective(problem, state.x, {name: gather(memory.y_before, ids)}, sample)
+        z, objective = state.sampler.mean((z, objective))
         x, optimizer = upper_move(self.upper_step, state, z, stage)
         clocks = {name: Clocks(later, state.clocks[name].v)}
-        objective = _objective(problem, state.x, {name: gather(memory.y_before, ids)}, sample)
         state = dataclasses.replace(
             state,
             step=state.step + 1,
@@ -241,8 +246,8 @@ class RSVRB(eqx.Module):
             levels={name: memory},
             clocks=clocks,
         )
-        residual = norm(tracked_s) / ids.shape[0] ** 0.5
-        return state, Info(objective, norm(z), residual, jnp.zeros(()), decomposed)
+        residual = state.sampler.root_mean_square(norm(tracked_s) / ids.shape[0] ** 0.5)
+        return state, Info(objective, norm(z), residual, jnp.zeros(()), state.sampler.total(decomposed))
 
 
 def _only_level(problem: Problem) -> str:

@@ -24,7 +24,7 @@ from bilevax.curvature import (
 from bilevax.lagrangian import Point, gradients, hessians, upper_gradients
 from bilevax.memory import Clock, Memory, Moving, Reading, gather, scatter
 from bilevax.problem import Problem
-from bilevax.sampling import START, Sample, make_sampler
+from bilevax.sampling import START, Sample, Sampler
 from bilevax.smoothness import estimate_floor, estimate_smoothness
 from bilevax.solvers.inputs import (
     check_coefficients,
@@ -44,15 +44,11 @@ def start_state(
     problem: Problem,
     x0: PyTree,
     y0: PyTree,
-    key: Array,
-    blocks_per_step: int | None,
-    batch_size: int | None,
-    shuffle: bool,
+    sampler: Sampler,
     initial_batch_size: Any,
 ) -> State:
     """The state of a recipe before its first step; see `Recipe.init`."""
-    sampler = make_sampler(problem, key, blocks_per_step, batch_size, shuffle)
-    rows = recipe.first_rows(initial_batch_size, batch_size)
+    rows = recipe.first_rows(initial_batch_size, sampler.batch_size)
     trackers = recipe.trackers(problem)
     check_coefficients(recipe, problem, sampler)
     x, y, estimated = checked_start(problem, x0, y0, sampler)
@@ -104,18 +100,24 @@ def _first_pass(
     recipe: Any, problem: Problem, state: State, estimated: frozenset[str], batch_size: int | None
 ) -> State:
     """The estimators of all slots, and z, from one batch per block at (x0, y0)."""
+    sampler, size = state.sampler, state.sampler.stratum_size
 
-    def look(number: Any, blocks: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+    def look(stratum: Any, number: Any, places: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
         levels, total = carry
-        sample = state.sampler.visit(problem, blocks, state.sampler.random.at(START).at(number), batch_size)
+        random = sampler.stream(sampler.random.at(START).at(number), stratum)
+        sample = sampler.visit(problem, stratum * size + places, random, batch_size)
         rows, z = _first_look(recipe, problem, state, levels, sample, estimated)
         levels = {
             n: scatter(levels[n], sample.slots[n], rows[n], problem.levels[n].slots is None) for n in levels
         }
-        return levels, combine((1, total), (blocks.shape[0] / problem.count, z))
+        return levels, combine((1, total), (places.shape[0] / problem.count, z))
 
-    levels, z = over_all_blocks(problem.count, look, (state.levels, state.z))
-    return dataclasses.replace(state, levels=levels, z=z)
+    def of_stratum(stratum: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        return over_all_blocks(size, lambda *given: look(stratum, *given), carry)
+
+    strata, carry = sampler.strata or 1, (state.levels, state.z)
+    levels, z = of_stratum(0, carry) if strata == 1 else jax.lax.fori_loop(0, strata, of_stratum, carry)
+    return dataclasses.replace(state, levels=levels, z=sampler.mean(z))
 
 
 def _first_look(

@@ -1,0 +1,129 @@
+"""Small runs, started by `test_sharding.py` in processes of their own, with as many devices as it says.
+
+`python sharded_program.py FOLDER ORDER…` runs cases on all devices and leaves their final states in FOLDER.
+With the environment variable COORDINATOR (address, processes, own number) it is one of several.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import bilevax as bx
+from bilevax.processes import on_host
+
+BLOCKS, PER_STEP, BATCH, STRATA, D_X, D_Y = 16, 8, 2, 8, 4, 3
+
+
+def upper(x, y, block, batch):
+    return 0.5 * jnp.mean(jnp.sum((y - batch["c"]) ** 2, 1)) + 0.5 * x @ x + 0.1 * jnp.sin(x) @ block["D"] @ y
+
+
+def lower(x, y, block, batch):
+    gap = y - block["B"] @ x
+    return 0.5 * gap @ gap + 0.25 * jnp.mean((batch["a"] @ y) ** 2 - batch["a"] @ y)
+
+
+def inner(x, block, batch):
+    return jnp.mean(jnp.tanh(batch["a"] + block["B"] @ x), axis=0)
+
+
+def make_problem(level, seed=0):
+    """Ragged blocks with rows of their own below, shared rows above."""
+    rng = np.random.default_rng(seed)
+    offsets = np.concatenate([[0], np.cumsum(rng.integers(1, 7, BLOCKS))])
+
+    def normal(*shape):
+        return rng.standard_normal(shape).astype(np.float32)
+
+    problem = bx.Problem(
+        upper,
+        level,
+        {"B": normal(BLOCKS, D_Y, D_X), "D": normal(BLOCKS, D_X, D_Y)},
+        bx.Shared({"c": normal(20, D_Y)}),
+        bx.PerBlock({"a": normal(int(offsets[-1]), D_Y)}, offsets),
+    )
+    return problem, normal(D_X), normal(BLOCKS, D_Y)
+
+
+def wide_problem():
+    """Variables large enough for checkpoints to be written in parts, by several processes."""
+    aim = np.linspace(-1, 1, BLOCKS, dtype=np.float32)
+    problem = bx.Problem(
+        lambda x, y, block, batch: 0.5 * jnp.mean((y - block) ** 2) + 0.05 * x @ x,
+        lambda x, y, block, batch: 0.5 * jnp.sum((y - x[0] * batch["w"][0] - x[1]) ** 2),
+        aim,
+        lower_data=bx.Shared({"w": np.linspace(0.5, 1.5, 12, dtype=np.float32)}),
+    )
+    return problem, np.ones(2, np.float32), np.zeros((BLOCKS, 1100), np.float32)
+
+
+def normal_problem(level):
+    return lambda: make_problem(level)
+
+
+STEPS = {"upper_step": 0.05, "lower_step": 0.1}
+
+# name: the solver, the problem, and what is given to `minimize` besides
+CASES = {
+    "BSVRBv2": (bx.BSVRBv2(upper_step=0.05, radius=5.0), normal_problem(lower), {"batch_size": BATCH}),
+    "wide": (bx.BSVRBv2(**STEPS), wide_problem, {"batch_size": 1, "patience": 100}),
+    "MSVR": (
+        bx.Restart(bx.MSVR(upper_step=0.05), first=10, stages=3),
+        normal_problem(bx.mean(inner)),
+        {"batch_size": None, "shuffle": False},
+    ),
+    "KSONG": (bx.KSONG(**STEPS, floor=0.1), normal_problem(lower), {"batch_size": BATCH}),
+    "RSVRB": (bx.RSVRB(upper_step=0.05), normal_problem(lower), {"batch_size": BATCH}),
+}
+
+
+def spread(problem, state):
+    """A metric that needs all blocks, of the state and of the problem."""
+    return jnp.mean(state.y**2) + jnp.mean(jax.tree.leaves(problem.blocks)[0])
+
+
+def run(name, **given):
+    """The case on one device, on the samples of eight strata, unless more is given."""
+    solver, make, arguments = CASES[name]
+    arguments = arguments | {"steps": 40, "every": 20, "blocks_per_step": PER_STEP, "strata": STRATA}
+    arguments |= {"metrics": {"spread": spread}, "progress": None, "key": jax.random.key(0)}
+    problem, x0, y0 = make()
+    return bx.minimize(problem, solver, x0, y0, **(arguments | given))
+
+
+def arrays(result):
+    """Everything that a run ends with, by name."""
+    leaves = jax.tree_util.tree_leaves_with_path(result.state)
+    found = {jax.tree_util.keystr(path): on_host(leaf) for path, leaf in leaves}
+    return found | {f"history {n}": result.history[n] for n in result.history if n != "seconds"}
+
+
+def main() -> None:
+    """`NAME` runs a case, `NAME@CHECKPOINT@STEPS` goes on from a checkpoint in the folder up to a step."""
+    folder, *orders = sys.argv[1:]
+    folder = Path(folder)
+    mesh = jax.make_mesh((jax.device_count(),), ("blocks",))
+    for order in orders:
+        name, *rest = order.split("@")
+        given = {"log": folder / f"{order}.jsonl"}
+        if rest:
+            given |= {"checkpoint": folder / rest[0], "resume": True, "steps": int(rest[1])}
+        result = run(name, mesh=mesh, **given)
+        found = arrays(result)
+        if jax.process_index() == 0:
+            np.savez(folder / f"{order}.npz", **found)
+        split = result.y.sharding
+        print(order, "on", len(split.device_set), "devices, y split along", *split.spec, flush=True)
+
+
+if __name__ == "__main__":
+    if "COORDINATOR" in os.environ:
+        address, count, number = os.environ["COORDINATOR"].split()
+        jax.distributed.initialize(address, int(count), int(number))
+    main()
