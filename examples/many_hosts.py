@@ -55,6 +55,7 @@ def make_problem(tasks: int, rows: int, features: int) -> bx.Problem:
 
 
 def main() -> None:
+    """Solves it, and says what came out."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cluster", action="store_true", help="let JAX ask SLURM or MPI for its place")
     parser.add_argument("--coordinator", help="address and port of the first host")
