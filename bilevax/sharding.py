@@ -56,8 +56,8 @@ class Shards:
         method = getattr(solver, "solver", solver)
         if not getattr(method, "distributed", False):
             raise TypeError(
-                f"mesh: {type(method).__name__} cannot run on several devices: its step does not average over "
-                "them (a class whose step does says distributed = True)"
+                f"mesh: {type(method).__name__} cannot run on several devices: its step does not average "
+                "over them (a class whose step does says distributed = True)"
             )
         if (plan["strata"] or 1) % self.devices:
             raise ValueError(

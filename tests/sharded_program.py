@@ -79,6 +79,7 @@ CASES = {
         {"batch_size": None, "shuffle": False},
     ),
     "KSONG": (bx.KSONG(**STEPS, floor=0.1), normal_problem(lower), {"batch_size": BATCH}),
+    "BlockPAGE": (bx.BlockPAGE(**STEPS), normal_problem(lower), {"batch_size": BATCH}),
     "RSVRB": (bx.RSVRB(upper_step=0.05), normal_problem(lower), {"batch_size": BATCH}),
 }
 

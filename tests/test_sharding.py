@@ -22,7 +22,7 @@ from bilevax.stream import Stream
 
 TESTS = Path(__file__).parent
 TOLERANCE = 1e-5
-EIGHT = ["BSVRBv2", "MSVR", "RSVRB", "wide@wide@20"]
+EIGHT = ["BSVRBv2", "MSVR", "RSVRB", "BlockPAGE", "wide@wide@20"]
 
 
 def start(folder, orders, devices, coordinator=None):
@@ -69,7 +69,7 @@ def eight(tmp_path_factory):
     return folder, finish([start(folder, EIGHT, 8)])[0]
 
 
-@pytest.mark.parametrize("name", ["BSVRBv2", "MSVR", "RSVRB"])
+@pytest.mark.parametrize("name", ["BSVRBv2", "MSVR", "RSVRB", "BlockPAGE"])
 def test_eight_devices_follow_one_device(name, eight, alone):
     folder, output = eight
     assert f"{name} on 8 devices, y split along blocks" in output
@@ -212,6 +212,7 @@ class Foreign:
         ({"strata": 0}, ValueError, "strata must be at least 1, got 0"),
         ({"strata": 2.0}, TypeError, "strata must be an integer"),
         ({"mesh": mesh("blocks"), "solver": Foreign()}, TypeError, "Foreign cannot run on several devices"),
+        ({"mesh": mesh("blocks"), "solver": bx.BlockSAGA(upper_step=0.1)}, TypeError, "BlockSAGA cannot run"),
         ({"mesh": mesh("blocks"), "data": Own()}, TypeError, "Own does not say how its rows are shared"),
         ({"mesh": mesh("blocks"), "y0": np.zeros((5, 3))}, ValueError, "leading axis of 16"),
         (
