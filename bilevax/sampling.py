@@ -12,6 +12,7 @@ their own. What it draws depends on the number of strata alone, and not on how m
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -208,14 +209,13 @@ def _checked_strata(strata: Any, problem: Problem, per_step: int) -> int | None:
 def permuted(random: Stream, places: Array, size: int) -> Array:
     """The values at `places` of a random permutation of 0..size−1, in O(len(places)).
 
-    A Feistel network over the grid of a · b ≥ size points, a ≈ b ≈ √size; a value beyond `size` is
-    walked on along its cycle until it falls inside, which keeps the map a permutation. (Hashes are cut to
-    24 bits so that no sum wraps.)
+    A Feistel network over a grid of rows · columns ≥ size points; a value beyond `size` is walked on along
+    its cycle until it falls inside, which keeps the map a permutation. (Hashes are cut to 24 bits so that no
+    sum wraps.)
     """
     if size <= _FEW:
         return jnp.argsort(random.bits((size,)))[places].astype(jnp.int32)
-    columns = math.isqrt(size - 1) + 1
-    rows = -(-size // columns)
+    rows, columns = _grid(size)
     keys = [random.at(turn).first for turn in range(_ROUNDS)]
 
     def scramble(value: Array) -> Array:
@@ -226,13 +226,35 @@ def permuted(random: Stream, places: Array, size: int) -> Array:
         return row * jnp.uint32(columns) + column
 
     value = scramble(places.astype(jnp.uint32))
-    if rows * columns > size:
-        value = jax.lax.while_loop(
-            lambda value: jnp.any(value >= size),
-            lambda value: jnp.where(value >= size, scramble(value), value),
-            value,
-        )
+
+    def walk(value: Array) -> Array:
+        return jnp.where(value >= size, scramble(value), value)
+
+    if jax.default_backend() == "cpu":
+        value = jax.lax.while_loop(lambda value: jnp.any(value >= size), walk, value)
+    else:  # where asking whether one is still outside would be a message to the host in every step
+        for _ in range(_walks(size, rows * columns)):
+            value = walk(value)
     return value.astype(jnp.int32)
+
+
+@functools.lru_cache
+def _grid(size: int) -> tuple[int, int]:
+    """The grid with the fewest points beyond size, at most about four times as many rows as columns.
+
+    Example:
+      >>> _grid(1000), _grid(101)
+      ((40, 25), (17, 6))
+    """
+    root = math.isqrt(size - 1) + 1
+    sides = range(max(2, root // 2), root + 1)
+    columns = min(reversed(sides), key=lambda side: -size % side)
+    return -(-size // columns), columns
+
+
+def _walks(size: int, points: int) -> int:
+    """How often a value may have to be walked on: more often only with a chance below 1e-18."""
+    return 0 if size == points else math.ceil(18 / -math.log10(1 - size / points))
 
 
 def _slots(level: Any, blocks: Array, constants: PyTree, batch: Batch) -> Array:

@@ -320,3 +320,13 @@ def test_samples_do_not_depend_on_the_precision(shuffle):
         double = draw()
     for a, b in zip(single, double, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("size", [67, 101, 4097])
+def test_an_accelerator_walks_a_fixed_number_of_times_to_the_same_permutation(size, monkeypatch):
+    random, places = Stream.start(jax.random.key(3)), jnp.arange(size)
+    looped = permuted(random, places, size)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    unrolled = jax.jit(lambda random: permuted(random, places, size))(random)
+    np.testing.assert_array_equal(looped, unrolled)
+    assert sorted(unrolled.tolist()) == list(range(size))
