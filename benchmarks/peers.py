@@ -1,0 +1,231 @@
+"""BSVRB v2 against what one would write with existing libraries: implicit differentiation under optax.
+
+The problem is that of `benchmarks.step`: weights of a8a's training rows, m = 100 temperatures. A peer solves
+the lower problems by optimistix (BFGS, started where the last solve ended, all blocks under one vmap),
+differentiates F through the solutions by the implicit function theorem, and moves x by optax's Adam:
+
+- "all": all blocks and all rows in every step;
+- "blocks": 10 blocks, all their rows;
+- "mini-batch": 10 blocks, 2,048 training rows and 512 validation rows.
+
+Steps are tuned for each alike. Every x on the way is judged off the clock, by the exact F of every tenth
+block (that of all of them would take minutes per point).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optimistix as optx
+from jax import Array
+
+import bilevax as bx
+from benchmarks import hyperopt
+from bilevax.chunks import compiled_chunk, compiled_init, numbers_as_arrays
+
+BLOCKS, TENTH = 100, 10
+PEERS = {"all": (BLOCKS, None, None), "blocks": (10, None, None), "mini-batch": (10, 2048, 512)}
+PEER_STEPS = (0.1, 0.3, 1.0)  # of Adam
+OUR_STEPS = ((300.0, 0.1), (300.0, 0.5), (3000.0, 0.1), (3000.0, 0.5))  # η and τ
+
+
+@dataclasses.dataclass
+class Track:
+    """One run: where x was, after how many seconds."""
+
+    method: str
+    numbers: str
+    seconds: list[float]
+    xs: list[np.ndarray]
+    compile_seconds: float
+    losses: list[float] = dataclasses.field(default_factory=list)
+
+    def seconds_to(self, loss: float) -> float:
+        """When F was first as low as this; infinite if never."""
+        reached = [at for at, value in zip(self.seconds, self.losses, strict=True) if value <= loss]
+        return reached[0] if reached else float("inf")
+
+
+def run_ours(problem: bx.Problem, x0: Array, y0: Array, numbers: tuple[float, float], budget: float) -> Track:
+    """BSVRB v2 with I = 10, B = 32."""
+    upper_step, lower_step = numbers
+    solver = bx.BSVRBv2(upper_step=upper_step, lower_step=lower_step, alpha=0.1, gamma=10.0, beta=0.01)
+    inputs = (numbers_as_arrays(solver), problem)
+    began = time.perf_counter()
+    state = compiled_init(*inputs, x0, y0, jax.random.key(0), blocks_per_step=10, batch_size=32)
+    state, _ = compiled_chunk(inputs, state, 0)
+    jax.block_until_ready(state)
+    track = Track("BSVRB v2", f"η = {upper_step:g}, τ = {lower_step:g}", [], [], time.perf_counter() - began)
+    spent, steps = 0.0, 500
+    while spent < budget:
+        began = time.perf_counter()
+        state, _ = compiled_chunk(inputs, state, steps)
+        jax.block_until_ready(state)
+        spent += time.perf_counter() - began
+        track.seconds.append(spent)
+        track.xs.append(np.asarray(state.x))
+        steps = int(steps * 1.6)
+    return track
+
+
+def run_peer(problem: bx.Problem, x0: Array, y0: Array, name: str, rate: float, budget: float) -> Track:
+    """Implicit differentiation: lower solves, the implicit gradient, Adam."""
+    step, start = _peer(problem, name, rate)
+    keys = jax.random.split(jax.random.key(0), 100_000)
+    began = time.perf_counter()
+    carry = jax.block_until_ready(step(start(x0, y0), keys[0]))  # compiles; its result is not used
+    track = Track(f"implicit, {name}", f"Adam {rate:g}", [], [], time.perf_counter() - began)
+    carry, spent, pause = start(x0, y0), 0.0, 0.0
+    for key in keys:
+        began = time.perf_counter()
+        carry = jax.block_until_ready(step(carry, key))
+        spent += time.perf_counter() - began
+        if spent >= pause:
+            track.seconds.append(spent)
+            track.xs.append(np.asarray(carry[0]))
+            pause = spent * 1.6
+        if spent >= budget:
+            break
+    return track
+
+
+def _peer(problem: bx.Problem, name: str, rate: float) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    count, train_rows, held_rows = PEERS[name]
+    optimizer = optax.adam(rate)
+    solver = optx.BFGS(rtol=1e-4, atol=1e-4)
+    train, held = problem.lower_data[0], problem.upper_data
+    assert isinstance(train, bx.Shared)
+    assert isinstance(held, bx.Shared)
+
+    def some(rows: Any, size: int | None, key: Array) -> Any:
+        if size is None:
+            return rows
+        places = jax.random.randint(key, (size,), 0, rows["label"].shape[0])
+        return jax.tree.map(lambda a: a[places], rows)
+
+    @eqx.filter_jit
+    def step(carry: tuple[Array, Array, Any], key: Array) -> tuple[Array, Array, Any]:
+        x, y, state = carry
+        for_blocks, for_train, for_held = jax.random.split(key, 3)
+        blocks = jax.random.permutation(for_blocks, BLOCKS)[:count]
+        batch, judges = some(train.rows, train_rows, for_train), some(held.rows, held_rows, for_held)
+
+        def one(x: Array, y: Array, block: Any) -> tuple[Array, Array]:
+            lower = lambda y, x: hyperopt.lower(x, y, block, batch)  # noqa: E731
+            found = optx.minimise(lower, solver, y, args=x, max_steps=500, throw=False).value
+            return hyperopt.upper(x, found, block, judges), found
+
+        def value(x: Array) -> tuple[Array, Array]:
+            constants = jax.tree.map(lambda a: a[blocks], problem.blocks)
+            losses, found = jax.vmap(one, in_axes=(None, 0, 0))(x, y[blocks], constants)
+            return jnp.mean(losses), found
+
+        gradient, found = jax.grad(value, has_aux=True)(x)
+        updates, state = optimizer.update(gradient, state)
+        return optax.apply_updates(x, updates), y.at[blocks].set(found), state
+
+    return step, lambda x, y: (x, y, optimizer.init(x))
+
+
+@functools.partial(jax.jit, static_argnames="turns")
+def exact(problem: bx.Problem, x: Array, y: Array, turns: int = 12) -> tuple[Array, Array]:
+    """F(x) of every tenth block by Newton's method from y, and their lower solutions."""
+    train, held = problem.lower_data[0], problem.upper_data
+    assert isinstance(train, bx.Shared)
+    assert isinstance(held, bx.Shared)
+
+    def one(pair: Any) -> tuple[Array, Array]:
+        block, y = pair
+        weight, row = jax.nn.sigmoid(x), train.rows["row"].astype(jnp.float32)
+
+        def turn(_: Any, y: Array) -> Array:
+            slope = jax.grad(lambda y: hyperopt.lower(x, y, block, train.rows))(y)
+            chance = jax.nn.sigmoid(row @ y / block["temperature"])
+            bend = weight * chance * (1 - chance) / block["temperature"] ** 2 / row.shape[0]
+            hessian = (row * bend[:, None]).T @ row + hyperopt.REGULARIZATION * jnp.eye(y.shape[0])
+            return y - jnp.linalg.solve(hessian, slope)
+
+        y = jax.lax.fori_loop(0, turns, turn, y)
+        return hyperopt.upper(x, y, block, held.rows), y
+
+    judged = jax.tree.map(lambda a: a[::TENTH], problem.blocks)
+    losses, y = jax.lax.map(one, (judged, y))
+    return jnp.mean(losses), y
+
+
+def judge(problem: bx.Problem, tracks: list[Track], y0: Array) -> float:
+    """Fills in F along every run; returns F at the start."""
+    start, y_start = exact(problem, jnp.zeros(tracks[0].xs[0].shape), y0[::TENTH])
+    for track in tracks:
+        y = y_start
+        for x in track.xs:
+            value, y = exact(problem, jnp.asarray(x), y, turns=5)
+            track.losses.append(float(value))
+    return float(start)
+
+
+def table(tracks: list[Track], start: float, shares: tuple[float, ...]) -> list[dict[str, Any]]:
+    """The best run of every method to each share of the way from F(x0) to the least F seen."""
+    least = min(min(track.losses) for track in tracks)
+    rows = []
+    for method in dict.fromkeys(track.method for track in tracks):
+        mine = [track for track in tracks if track.method == method]
+        row: dict[str, Any] = {"method": method, "least F": min(min(track.losses) for track in mine)}
+        for share in shares:
+            goal = start - share * (start - least)
+            best = min(mine, key=lambda track: track.seconds_to(goal))
+            row[f"seconds to {share:.0%}"] = best.seconds_to(goal)
+            row[f"with, {share:.0%}"] = best.numbers if np.isfinite(best.seconds_to(goal)) else ""
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=40.0, help="time of a peer's run; ours get a tenth")
+    parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS))
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    options = parser.parse_args()
+    problem, x0, y0 = hyperopt.problem(hyperopt.load("a8a"), BLOCKS)
+    tracks = [run_ours(problem, x0, y0, numbers, options.seconds / 10) for numbers in OUR_STEPS]
+    for name in options.peers:
+        for rate in PEER_STEPS:
+            tracks.append(run_peer(problem, x0, y0, name, rate, options.seconds))
+            print(f"{name}, Adam {rate}: {len(tracks[-1].xs)} points", flush=True)
+    start = judge(problem, tracks, y0)
+    shares = (0.5, 0.9)
+    rows = table(tracks, start, shares)
+    names = list(rows[0])
+    lines = ["| " + " | ".join(names) + " |", "| " + " | ".join("---" for _ in names) + " |"]
+    for row in rows:
+        cells = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()]
+        lines.append("| " + " | ".join(cells) + " |")
+    for share in shares:
+        ours, *peers = [row[f"seconds to {share:.0%}"] for row in rows]
+        best = min(peers)
+        faster = f"{best / ours:.0f}" if np.isfinite(best) else f"over {options.seconds / ours:.0f}"
+        lines.append(f"\n{share:.0%} of the way: {faster} times faster than the best peer (target: 10).")
+    text = "\n".join(lines) + f"\n\nF(x0) = {start:.4f}; device: {jax.devices()[0].device_kind}.\n"
+    print(text)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "peers.md").write_text(text)
+    runs = [{k: v for k, v in dataclasses.asdict(track).items() if k != "xs"} for track in tracks]
+    (options.out / "peers.json").write_text(
+        json.dumps({"start": start, "rows": rows, "runs": runs}, indent=1)
+    )
+
+
+if __name__ == "__main__":
+    main()
