@@ -5,6 +5,7 @@ from bilevax.checkpoint import CheckpointError
 from bilevax.chunks import advance
 from bilevax.diagnostics import Residuals, hypergradient, objective, residuals, solve_lower
 from bilevax.logs import JsonLines, Log, TensorBoard
+from bilevax.memory_estimate import MemoryEstimate, memory_estimate
 from bilevax.minimize import minimize
 from bilevax.oracles import Oracles
 from bilevax.outcome import DivergedError, Outcome
@@ -49,6 +50,7 @@ __all__ = [
     "Info",
     "JsonLines",
     "Log",
+    "MemoryEstimate",
     "Oracles",
     "Outcome",
     "PerBlock",
@@ -68,6 +70,7 @@ __all__ = [
     "grid",
     "hypergradient",
     "mean",
+    "memory_estimate",
     "minimize",
     "objective",
     "residuals",

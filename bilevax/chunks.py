@@ -54,7 +54,7 @@ def compiled_init(
     """`solver.init`, compiled; its buffers are nobody else's and none is held twice: it can be donated."""
     # Python floats would be compiled in.
     x0, y0 = jax.tree.map(lambda a: jnp.asarray(a) if isinstance(a, float) else a, (x0, y0))
-    return jax.tree.map(jnp.copy, _init(numbers_as_arrays(solver), problem, x0, y0, key, plan, shards))
+    return _init(numbers_as_arrays(solver), problem, x0, y0, key, plan, shards)
 
 
 def compiled_chunk(
@@ -105,8 +105,7 @@ def _numbers(steps: Any, total: tuple[float, float]) -> tuple[Any, Any]:
     return np.asarray(steps, np.int32), Reading(*parts)
 
 
-@eqx.filter_jit
-def _init(
+def start_program(
     solver: Any,
     problem: Problem,
     x0: PyTree,
@@ -115,18 +114,26 @@ def _init(
     plan: dict[str, Any],
     shards: Shards | None,
 ) -> State:
+    """What `compiled_init` compiles."""
     if shards is not None:
-        return shards.init(solver, problem, x0, y0, key, plan)
-    return solver.init(problem, x0, y0, key=key, **plan)
+        state = shards.init(solver, problem, x0, y0, key, plan)
+    else:
+        state = solver.init(problem, x0, y0, key=key, **plan)
+    # What init hands through, or has twice, gets buffers of its own; nothing else is copied by the compiler.
+    return jax.tree.map(jnp.copy, state)
 
 
-@eqx.filter_jit(donate="all-except-first")
-def _advance(
+def chunk_program(
     inputs: tuple[Any, Problem], state: State, steps: Array, total: Reading, shards: Shards | None
 ) -> tuple[State, Reading]:
+    """What `compiled_chunk` compiles; it takes over all but the first argument."""
     if shards is not None:
         return shards.advance(_loop, *inputs, state, steps, total)
     return _loop(*inputs, state, steps, total)
+
+
+_init = eqx.filter_jit(start_program)
+_advance = eqx.filter_jit(chunk_program, donate="all-except-first")
 
 
 def _loop(solver: Any, problem: Problem, state: State, steps: Array, total: Reading) -> tuple[State, Reading]:

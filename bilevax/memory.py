@@ -17,6 +17,8 @@ from jax import Array
 
 from bilevax.trees import PyTree, spread, step_along
 
+_LARGE = 2**16  # numbers from which an array is worth an operation more that spares a copy
+
 
 class Reading(eqx.Module):
     """A reading of a clock: the unevaluated sum high + low."""
@@ -118,6 +120,33 @@ def scatter(memory: PyTree, slots: Array, rows: PyTree, distinct: bool = True) -
         return jax.lax.dynamic_update_slice_in_dim(a, b, slots[0], 0, allow_negative_indices=False)
 
     return jax.tree.map(put, memory, rows)
+
+
+def after(slots: Array, count: int, value: PyTree) -> Array:
+    """The same slots of so many, but known only when a value is.
+
+    A memory is then read for the value before it is written at the slots. Without that order between the two,
+    the compiler copies all of it in every step.
+    """
+    firsts = [leaf[(0,) * leaf.ndim] for leaf in jax.tree.leaves(value) if leaf.size]
+    never = jnp.any(jnp.isnan(jnp.stack([first.astype(jnp.float32) for first in firsts])))
+    return jnp.minimum(slots, count - 1 + never.astype(slots.dtype))
+
+
+def known_after(value: PyTree, tree: PyTree) -> PyTree:
+    """The same tree, but large arrays of it are known only when the value is.
+
+    For x and the x before it, which change places in a step: without an order between what is computed from
+    them and what replaces them, the compiler first makes a copy of both.
+    """
+
+    def late(array: Array, value: Array) -> Array:
+        if array.size < _LARGE:
+            return array
+        first = value[(0,) * value.ndim]
+        return array * jnp.minimum(1, 1 + jnp.isnan(first).astype(jnp.float32)).astype(array.dtype)
+
+    return jax.tree.map(late, tree, value)
 
 
 def project_ball(tree: PyTree, radius: Array | None, slot_axes: int) -> PyTree:

@@ -147,10 +147,10 @@ def minimize(
     whole = problem
     if shards is not None:
         shards.check(solver, problem, x0, y0, key, plan)
-        problem, (x0, y0, key) = shards.place(problem), shards.place_start(x0, y0, key)
+        problem, (x0, y0, key) = shards.place(shards.spread(problem)), shards.place_start(x0, y0, key)
     state = compiled_init(solver, problem, x0, y0, key, shards, **plan)
     inputs = (numbers_as_arrays(solver), problem)
-    run = Run(state, (state.x, state.y) if patience else None, shards)
+    run = Run(state, jax.tree.map(jnp.copy, (state.x, state.y)) if patience else None, shards)
     store = None
     if checkpoint is not None:
         together = shards is not None and shards.several_processes
@@ -164,8 +164,8 @@ def minimize(
     try:
         if store is not None:
             run.continue_from(store) if resume else store.require_none()
-        state, _ = compiled_chunk(inputs, jax.tree.map(jnp.copy, run.state), 0, shards=shards)
-        run.state = jax.block_until_ready(state)
+        run.state, _ = compiled_chunk(inputs, run.state, 0, shards=shards)
+        jax.block_until_ready(run.state)
         logs.start(run.history.entries)
         run.compile_seconds = time.monotonic() - began
         saved, begun = time.monotonic(), True

@@ -9,12 +9,14 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 
-def put(leaf: Any, sharding: Sharding) -> jax.Array:
+def put(leaf: Any, sharding: Sharding) -> Any:
     """An array where a sharding has it; if other processes have parts, each has brought the whole array.
 
     An array that is there already is left alone: so data that no host can hold are brought in parts
-    (`jax.make_array_from_process_local_data`).
+    (`jax.make_array_from_process_local_data`). A shape is told where its array would be.
     """
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
     if isinstance(leaf, jax.Array) and leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
         return leaf
     if sharding.is_fully_addressable:

@@ -233,7 +233,9 @@ class PerBlock(Rows):
         if most * devices == self.count:
             return self
 
-        def padded(array: Array) -> np.ndarray:
+        def padded(array: Any) -> Any:
+            if isinstance(array, jax.ShapeDtypeStruct):
+                return jax.ShapeDtypeStruct((devices * most, *array.shape[1:]), array.dtype)
             rows = np.asarray(array)
             out = np.zeros((devices * most, *rows.shape[1:]), rows.dtype)
             for device, (first, count) in enumerate(zip(firsts, counts, strict=True)):

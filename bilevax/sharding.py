@@ -71,22 +71,21 @@ class Shards:
                     "only levels with one slot per block are"
                 )
         # Errors of shape, in the numbers of the whole problem.
-        arrays, rest = eqx.partition((problem, x0, y0), eqx.is_array)
-        jax.eval_shape(lambda arrays: solver.init(*eqx.combine(arrays, rest), key=key, **plan), arrays)
+        eqx.filter_eval_shape(solver.init, problem, x0, y0, key=key, **plan)
 
-    def place(self, problem: Problem) -> Problem:
-        """The problem with every array where it belongs."""
+    def spread(self, problem: Problem) -> Problem:
+        """The problem with its rows laid out for the devices."""
 
         def spread(rows: Rows | None) -> Rows | None:
-            if rows is None:
-                return None
-            return self._put(rows.spread(self.devices), SPLIT if rows.split else EVERYWHERE)
+            return None if rows is None else rows.spread(self.devices)
 
-        return _changed(
-            problem,
-            blocks=self._put(problem.blocks, SPLIT),
-            upper_data=spread(problem.upper_data),
-            lower_data=tuple(map(spread, problem.lower_data)),
+        lower = tuple(map(spread, problem.lower_data))
+        return _changed(problem, upper_data=spread(problem.upper_data), lower_data=lower)
+
+    def place(self, problem: Problem) -> Problem:
+        """A problem that is laid out, with every array where it belongs."""
+        return jax.tree.map(
+            lambda leaf, spec: processes.put(leaf, self._sharding(spec)), problem, _specs(problem)
         )
 
     def place_start(self, x0: PyTree, y0: PyTree, key: Array) -> tuple[PyTree, PyTree, Array]:

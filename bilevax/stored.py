@@ -23,7 +23,7 @@ from jax import Array
 
 from bilevax.groups import Drawn
 from bilevax.lagrangian import Point, over_blocks
-from bilevax.memory import gather, scatter
+from bilevax.memory import after, gather, scatter
 from bilevax.problem import Argmin, Problem
 from bilevax.sampling import Sample
 from bilevax.trees import PyTree, spread
@@ -69,6 +69,8 @@ class Part(eqx.Module):
         mean_y, mean_v = scatter((self.mean.y, self.mean.v), blocks, _plus(mean, drawn.share, per_block))
         x = _plus_sum(self.mean.x, drawn.scale / blocks.shape[0], change.x)
         mean_x = _plus_sum(self.mean.x, drawn.share / count, change.x)
+        rows = jax.tree.leaves(self.stored)[0].shape[0]
+        places = after(places, rows, (x, y, v, mean_x))
         part = Part(scatter(self.stored, places, fresh), Slopes(mean_x, mean_y, mean_v), self.most)
         return Slopes(x, y, v), part
 

@@ -79,6 +79,9 @@ def main() -> None:
     plan = {"blocks_per_step": min(tasks, 64 * devices), "batch_size": 8, "mesh": mesh}
     store = {"checkpoint": options.checkpoint, "resume": options.checkpoint is not None}
     key = jax.random.key(0)
+    estimate = bx.memory_estimate(problem, solver, x0, y0, **plan)
+    if jax.process_index() == 0:
+        print(estimate)
     result = bx.minimize(problem, solver, x0, y0, steps=options.steps, key=key, **plan, **store)
     if jax.process_index() == 0:
         losses = result.history["objective"]

@@ -106,12 +106,20 @@ def arrays(result):
 
 
 def main() -> None:
-    """`NAME` runs a case, `NAME@CHECKPOINT@STEPS` goes on from a checkpoint in the folder up to a step."""
+    """`NAME` runs a case, `NAME@CHECKPOINT@STEPS` goes on from a checkpoint in the folder up to a step.
+
+    `estimate` prints the memory of a run.
+    """
     folder, *orders = sys.argv[1:]
     folder = Path(folder)
     mesh = jax.make_mesh((jax.device_count(),), ("blocks",))
     for order in orders:
         name, *rest = order.split("@")
+        if name == "estimate":
+            problem, x0, y0 = make_problem(lower)
+            plan = {"blocks_per_step": PER_STEP, "batch_size": BATCH, "mesh": mesh}
+            print(bx.memory_estimate(problem, bx.MMBO(**STEPS), x0, y0, **plan).__repr__(), flush=True)
+            continue
         given = {"log": folder / f"{order}.jsonl"}
         if rest:
             given |= {"checkpoint": folder / rest[0], "resume": True, "steps": int(rest[1])}

@@ -22,7 +22,7 @@ from bilevax.stream import Stream
 
 TESTS = Path(__file__).parent
 TOLERANCE = 1e-5
-EIGHT = ["BSVRBv2", "MSVR", "RSVRB", "BlockPAGE", "wide@wide@20"]
+EIGHT = ["BSVRBv2", "MSVR", "RSVRB", "BlockPAGE", "wide@wide@20", "estimate"]
 
 
 def start(folder, orders, devices, coordinator=None):
@@ -105,6 +105,18 @@ def test_two_processes_follow_one_device_and_restore_what_eight_devices_saved(ei
     agrees(program.arrays(read), alone("wide"))
     logged = (tmp_path / "KSONG.jsonl").read_text().splitlines()
     assert len(logged) == 2  # by one of the processes
+
+
+def test_the_memory_of_a_device_is_its_share(eight):
+    problem, x0, y0 = program.make_problem(program.lower)
+    solver, plan = bx.MMBO(**program.STEPS), {"blocks_per_step": 8, "batch_size": 2}
+    whole = bx.memory_estimate(problem, solver, x0, y0, **plan)
+    padded = problem.lower_data[0].spread(8).packed.stored["a"].nbytes
+    own = sum(leaf.nbytes for leaf in jax.tree.leaves((problem.blocks, problem.lower_data[0].lengths)))
+    starts, shared = problem.lower_data[0].starts.nbytes, problem.upper_data.packed.stored["c"].nbytes
+    expected = {"slots": whole.slots // 8, "x": whole.x, "data": (padded + own + starts) // 8 + shared}
+    for name, count in expected.items():
+        assert f"{name}={count}," in eight[1]
 
 
 # --- the plan -------------------------------------------------------------------

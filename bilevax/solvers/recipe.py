@@ -19,7 +19,7 @@ from bilevax import checks
 from bilevax.curvature import Clocks, Identity, Look, Rates, TrackedHessian, Tracker, Visit
 from bilevax.estimators import moving_average, msvr_gamma, storm
 from bilevax.lagrangian import Point, gradients, upper_gradients
-from bilevax.memory import Moving, gather, scatter
+from bilevax.memory import Moving, after, gather, known_after, scatter
 from bilevax.oracles import Oracles
 from bilevax.problem import Mean, Problem
 from bilevax.sampling import Sample, Sampler, make_sampler
@@ -29,6 +29,8 @@ from bilevax.solvers.state import Info, State
 from bilevax.trees import PyTree, combine, norm, root_mean_square
 
 Coefficient = float | Callable[[Array], Array] | Mapping[str, Any]
+STACKED = 2**22  # numbers of a point, up to which both points of a step are stacked on an accelerator
+
 UpperStep = float | Callable[[Array], Array] | optax.GradientTransformation
 
 
@@ -120,36 +122,37 @@ class Recipe(eqx.Module):
         visits = self.visits(problem, state, sample, stage)
         look = self.look(problem, state, sample, visits)
         seen = look.gradients
-        levels, clocks, repaired = {}, {}, []
-        for name, tracker in self.trackers(problem).items():
-            visit = visits[name]
-            rows, count = tracker.refresh(visit, look)
-            distinct = problem.levels[name].slots is None
-            levels[name] = scatter(state.levels[name], sample.slots[name], rows, distinct)
-            clocks[name] = _tick(visit)
-            repaired.append(count)
-            visits[name] = eqx.tree_at(lambda visit: visit.rows, visit, rows)
         beta = evaluate(self.beta, state.step) * (1.0 if self.fixes("beta") else 0.5**stage)
         if self.corrected:
             z = storm(state.z, seen[0].x, seen[1].x, beta)
         else:
             z = moving_average(state.z, seen[0].x, beta)
+        levels, clocks, repaired = {}, {}, []
+        for name, tracker in self.trackers(problem).items():
+            visit = visits[name]
+            rows, count = tracker.refresh(visit, look)
+            slots = after(sample.slots[name], problem.slots_of(name), (z, rows.y, rows.v, rows.hessian))
+            levels[name] = scatter(state.levels[name], slots, rows, problem.levels[name].slots is None)
+            clocks[name] = _tick(visit)
+            repaired.append(count)
+            visits[name] = eqx.tree_at(lambda visit: visit.rows, visit, rows)
         levels, z = self.renew(problem, state, levels, z)
         # z is affine in the gradients: where devices share the blocks, one sum over them serves both points.
         z, objective = state.sampler.mean((z, seen[0].objective))
-        x, optimizer = upper_move(self.upper_step, state, z, stage)
-        after = dataclasses.replace(
+        now = known_after(z, state.x) if self.corrected else state.x
+        x, optimizer = upper_move(self.upper_step, dataclasses.replace(state, x=now), z, stage)
+        moved = dataclasses.replace(
             state,
             step=state.step + 1,
             x=x,
-            x_before=state.x if self.corrected else None,
+            x_before=now if self.corrected else None,
             z=z,
             optimizer=optimizer,
             levels=levels,
             clocks=clocks,
             store=look.store,
         )
-        return after, _info(state.sampler, objective, z, visits, sum(repaired))
+        return moved, _info(state.sampler, objective, z, visits, sum(repaired))
 
     def draw(self, problem: Problem, state: State) -> Sample:
         """The blocks and rows of a step."""
@@ -275,9 +278,11 @@ def _at_points(function: Callable[[Any], Any], points: list[Any]) -> list[Any]:
     """function at every point.
 
     On an accelerator both points are one batched program: half the launches. On a CPU they are two: its
-    products of a matrix with one vector are faster than those with two.
+    products of a matrix with one vector are faster than those with two. So they are where x is so large that
+    to stack both takes longer than to launch.
     """
-    if len(points) == 1 or jax.default_backend() == "cpu":
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(points[0]))
+    if len(points) == 1 or jax.default_backend() == "cpu" or numbers > STACKED:
         return [function(point) for point in points]
     stacked = jax.vmap(function)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *points))
     return [jax.tree.map(lambda leaf, place=place: leaf[place], stacked) for place in range(len(points))]

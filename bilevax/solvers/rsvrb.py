@@ -18,7 +18,7 @@ from jax.flatten_util import ravel_pytree
 from bilevax import checks
 from bilevax.curvature import Clocks, raise_eigenvalues, solve, unflatten_slots
 from bilevax.lagrangian import over_blocks
-from bilevax.memory import Clock, Moving, Reading, gather, project_ball, scatter
+from bilevax.memory import Clock, Moving, Reading, after, gather, project_ball, scatter
 from bilevax.oracles import Oracles
 from bilevax.problem import Argmin, Problem
 from bilevax.sampling import SECOND_BLOCKS, START, Sample, make_sampler
@@ -204,7 +204,7 @@ class RSVRB(eqx.Module):
         second = state.sampler.blocks_at(state.step, SECOND_BLOCKS)
         before = _tracked_gradient(memory, second, clock.now, floor)
 
-        ids = _after(before, sample.blocks, problem.count)
+        ids = after(sample.blocks, problem.count, before)
         now, s_now = _pieces(problem, name, state.x, gather(memory.y.value, ids), sample)
         old, s_old = _pieces(problem, name, state.x_before, gather(memory.y_before, ids), sample)
 
@@ -227,10 +227,10 @@ class RSVRB(eqx.Module):
             scatter(memory.pieces, ids, refreshed),
             scatter(memory.stamp, ids, later.stamp(ids.shape)),
         )
-        after = _tracked_gradient(memory, second, later.now, floor)
+        refreshed_gradient = _tracked_gradient(memory, second, later.now, floor)
         z = jax.tree.map(
             lambda z, g, h: (1 - jnp.asarray(beta, z.dtype)) * (z - h) + g,
-            state.z, _unravel_like(state.x, after), _unravel_like(state.x, before),
+            state.z, _unravel_like(state.x, refreshed_gradient), _unravel_like(state.x, before),
         )  # fmt: skip
         objective = _objective(problem, state.x, {name: gather(memory.y_before, ids)}, sample)
         z, objective = state.sampler.mean((z, objective))
@@ -299,15 +299,6 @@ def _catch_up(memory: Tracked, blocks: Array, time: Reading, floor: Any) -> Piec
 
 def _tracked_gradient(memory: Tracked, blocks: Array, time: Reading, floor: Any) -> Array:
     return _term(_catch_up(memory, blocks, time, floor)) / blocks.shape[0]
-
-
-def _after(gradient: Array, blocks: Array, count: int) -> Array:
-    """The same blocks, but known only when the gradient is.
-
-    The Jacobians are then read for the gradient before they are written: without that order between the two,
-    the compiler copies all of them in every step.
-    """
-    return jnp.minimum(blocks, count - 1 + jnp.isnan(gradient[0]).astype(blocks.dtype))
 
 
 def _term(pieces: Pieces) -> Array:

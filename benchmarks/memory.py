@@ -1,0 +1,109 @@
+"""The bytes of a run: the estimate beside what is measured, each run in a process of its own.
+
+`python -m benchmarks.memory` prints, for every method, `bx.memory_estimate` and the most memory a run took:
+on an accelerator the allocator's peak, on a CPU the growth of the resident set (compiled programs left out: the
+run is made twice). `--width` makes x large: there the number of x-sized arrays is what counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import bilevax as bx
+
+METHODS: dict[str, Any] = {
+    "BSVRBv2": lambda: bx.BSVRBv2(upper_step=0.1, lower_step=1e-6),
+    "BSVRBv2 with Adam": lambda: bx.BSVRBv2(upper_step=optax.adam(1e-3), lower_step=1e-6),
+    "BSVRBv1": lambda: bx.BSVRBv1(upper_step=0.1, lower_step=1e-6, floor=0.1),
+    "MMBO": lambda: bx.MMBO(upper_step=0.1, lower_step=0.1),
+    "BlockSAGA": lambda: bx.BlockSAGA(upper_step=0.1, lower_step=0.1),
+}
+D_Y, ROWS = 16, 8
+
+
+def upper(x, y, block, batch):
+    return 0.5 * jnp.mean((y - batch["target"]) ** 2) + 1e-3 * jnp.mean(x**2)
+
+
+def lower(x, y, block, batch):
+    return 0.5 * jnp.mean((y - jnp.tanh(x[batch["place"]])[:, None]) ** 2) * D_Y
+
+
+def make(blocks: int, width: int) -> tuple[bx.Problem, Any, Any]:
+    """Blocks with rows of their own, each of which looks at one place of x."""
+    places = (np.arange(blocks * ROWS, dtype=np.int64) * 7919 % width).astype(np.int32)
+    problem = bx.Problem(
+        upper,
+        lower,
+        blocks,
+        bx.Shared({"target": np.ones((64, D_Y), np.float32)}),
+        bx.PerBlock({"place": places}, np.arange(blocks + 1) * ROWS),
+    )
+    return problem, np.ones(width, np.float32), np.zeros((blocks, D_Y), np.float32)
+
+
+def measure(method: str, blocks: int, width: int) -> dict[str, int]:
+    """The estimate and the measured peak of one run, in this process."""
+    problem, x0, y0 = make(blocks, width)
+    solver, plan = METHODS[method](), {"blocks_per_step": 64, "batch_size": 4}
+    estimate = bx.memory_estimate(problem, solver, x0, y0, **plan)
+
+    def run() -> None:
+        key = jax.random.key(0)
+        bx.minimize(problem, solver, x0, y0, steps=50, key=key, every=50, progress=None, **plan)
+
+    run()
+    gc.collect()
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+        before = _resident("VmRSS")
+        run()
+        peak = _resident("VmHWM") - before + estimate.data
+    else:
+        peak = int((device.memory_stats() or {})["peak_bytes_in_use"])
+    return {"estimate": estimate.total, "peak": peak, "step": estimate.step, "state": estimate.state}
+
+
+def _resident(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith(name)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--blocks", type=int, default=1_000_000)
+    parser.add_argument("--width", type=int, default=1000, help="d_x")
+    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--one", choices=list(METHODS), help="measure one method in this process")
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measure(options.one, options.blocks, options.width)))
+        return
+    print("| method | estimate MB | measured MB | ratio | x-sized arrays of a step's working set |")
+    print("| --- | --- | --- | --- | --- |")
+    for method in options.methods:
+        sizes = ["--blocks", str(options.blocks), "--width", str(options.width)]
+        command = [sys.executable, "-m", "benchmarks.memory", "--one", method, *sizes]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        found = json.loads(done.stdout.splitlines()[-1])
+        estimate, peak, width = found["estimate"], found["peak"], found["step"] / (4 * options.width)
+        print(
+            f"| {method} | {estimate / 1e6:.0f} | {peak / 1e6:.0f} | {estimate / peak:.2f} | {width:.2f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
