@@ -1,8 +1,8 @@
 """The bytes of a run: the estimate beside what is measured, each run in a process of its own.
 
 `python -m benchmarks.memory` prints, for every method, `bx.memory_estimate` and the most memory a run took:
-on an accelerator the allocator's peak, on a CPU the growth of the resident set (without compiled programs: the
-run is made twice). `--width` makes x large: there the number of x-sized arrays is what counts.
+on an accelerator the allocator's peak, on a CPU the growth of the resident set (without compiled programs:
+the run is made twice). `--width` makes x large: there the number of x-sized arrays is what counts.
 """
 
 from __future__ import annotations
