@@ -1,0 +1,212 @@
+"""The problems of `benchmarks.single_block`: one block each, with an exact value function."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse as sp
+from scipy.optimize import minimize
+from scipy.special import expit, log_softmax, softmax
+from sklearn.datasets import load_svmlight_file
+
+import bilevax as bx
+
+WIDTHS = {"a8a": 123, "w8a": 300}
+ROWS, CLEAN, RIDGE = 20_000, 5_000, 0.01  # of the data cleaning problem
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A problem with one block.
+
+    Attributes:
+      problem: for the methods.
+      x0, y0: where they start.
+      value: h(x) = f(x, y(x)), given where to start looking for y(x).
+      least: a deterministic estimate of min h; infinite if there is none.
+      box: the least and the largest x_j that runs with some lower step are allowed.
+      upper_steps, adam_steps, lower_steps: what is searched.
+    """
+
+    problem: bx.Problem
+    x0: Any
+    y0: Any
+    value: Callable[[Any, Any], float]
+    least: Callable[[], float]
+    box: Callable[[float], tuple[float, float]]
+    upper_steps: tuple[float, ...]
+    adam_steps: tuple[float, ...]
+    lower_steps: tuple[float, ...]
+
+
+# --- a strength of regularisation per feature ------------------------------------
+
+
+def _upper(x, y, block, batch):
+    return jnp.mean(jax.nn.softplus(-batch["label"] * (batch["row"] @ y)))
+
+
+def _lower(x, y, block, batch):
+    loss = jax.nn.softplus(-batch["label"] * (batch["row"] @ y))
+    return jnp.mean(loss) + 0.5 * jnp.sum(jnp.exp(x) * y * y)
+
+
+class Regularised:
+    """h and its gradient in float64, by Newton's method on sparse rows."""
+
+    def __init__(self, rows: Any, labels: np.ndarray, held: Any, held_labels: np.ndarray):
+        self.signed: Any = sp.csr_matrix(sp.diags(labels) @ rows)
+        self.held: Any = sp.csr_matrix(sp.diags(held_labels) @ held)
+        self.last = np.zeros(rows.shape[1])
+
+    def solve(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """y(x), and the Hessian there."""
+        count, strength = self.signed.shape[0], np.exp(np.asarray(x, float))
+        for _ in range(100):
+            p = expit(-(self.signed @ y))
+            slope = -(self.signed.T @ p) / count + strength * y
+            hessian = (self.signed.T @ self.signed.multiply((p * (1 - p))[:, None])).toarray() / count
+            hessian += np.diag(strength)
+            if np.linalg.norm(slope) < 1e-9:
+                break
+            step = np.linalg.solve(hessian, slope)
+            size, now = 1.0, self._loss(strength, y)
+            while self._loss(strength, y - size * step) > now and size > 1e-6:
+                size /= 2
+            y = y - size * step
+        return y, hessian
+
+    def _loss(self, strength: np.ndarray, y: np.ndarray) -> float:
+        return float(np.mean(np.logaddexp(0, -(self.signed @ y))) + 0.5 * strength @ y**2)
+
+    def value(self, x: Any, y: Any) -> float:
+        y, _ = self.solve(np.asarray(x, float), np.asarray(y, float).reshape(-1))
+        return float(np.mean(np.logaddexp(0, -(self.held @ y))))
+
+    def value_and_gradient(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+        y, hessian = self.solve(x, self.last)
+        self.last = y
+        scores = self.held @ y
+        v = np.linalg.solve(hessian, -(self.held.T @ expit(-scores)) / len(scores))
+        return float(np.mean(np.logaddexp(0, -scores))), -np.exp(x) * y * v
+
+    @functools.cached_property
+    def least(self) -> float:
+        """The value at which L-BFGS on h ends, from x = 0."""
+        found = minimize(
+            self.value_and_gradient, np.zeros(self.signed.shape[1]), jac=True, method="L-BFGS-B",
+            bounds=[(-25, 25)] * self.signed.shape[1],
+            options={"maxfun": 60, "maxcor": 30, "gtol": 1e-8, "ftol": 0},
+        )  # fmt: skip
+        return float(found.fun)
+
+
+def _box(lower_step: float) -> tuple[float, float]:
+    """From a strength of exp(−12), which is none, to one at which τ exp(x_j) = 0.3, so that τ is stable."""
+    return -12.0, float(np.log(0.3 / lower_step))
+
+
+def regularised(name: str, folder: Path) -> Case:
+    """a8a or w8a."""
+    width = WIDTHS[name]
+    parts = [load_svmlight_file(str(folder / "libsvm" / f), n_features=width) for f in (name, f"{name}.t")]
+    data = [
+        bx.Shared({"row": rows.toarray().astype(np.float32), "label": labels.astype(np.float32)})
+        for rows, labels in parts
+    ]
+    exact = Regularised(*parts[0], *parts[1])
+    problem = bx.Problem(_upper, _lower, 1, upper_data=data[1], lower_data=data[0])
+    steps = (1.0, 3.0), (0.001, 0.003), (0.05, 0.1)
+    return Case(
+        problem, jnp.zeros(width), jnp.zeros((1, width)), exact.value, lambda: exact.least, _box, *steps
+    )
+
+
+# --- a weight per training row -----------------------------------------------------
+
+
+def _entropy(y, batch):
+    logits = batch["row"] @ y
+    chosen = jnp.take_along_axis(logits, batch["label"][:, None], axis=1)[:, 0]
+    return jax.nn.logsumexp(logits, axis=1) - chosen
+
+
+def _clean_upper(x, y, block, batch):
+    return jnp.mean(_entropy(y, batch))
+
+
+def _weighted_lower(x, y, block, batch):
+    weight = jax.nn.sigmoid(x[batch["index"]])
+    return jnp.mean(weight * _entropy(y, batch)) + 0.5 * RIDGE * jnp.sum(y * y)
+
+
+class Weighted:
+    """h by L-BFGS on y."""
+
+    def __init__(self, rows: np.ndarray, labels: np.ndarray, held: np.ndarray, held_labels: np.ndarray):
+        self.rows, self.held, self.held_labels = rows, held, held_labels
+        self.one_hot = np.eye(10, dtype=np.float32)[labels]
+        self.labels = labels
+
+    def value(self, x: Any, y: Any) -> float:
+        weight = expit(np.asarray(x, float)) / len(self.rows)
+
+        def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
+            y = flat.reshape(-1, 10)
+            logits = (self.rows @ y.astype(np.float32)).astype(float)
+            loss = -log_softmax(logits, 1)[np.arange(len(logits)), self.labels]
+            slope = weight[:, None] * (softmax(logits, 1) - self.one_hot)
+            gradient = (self.rows.T @ slope.astype(np.float32)).astype(float) + RIDGE * y
+            return float(weight @ loss + 0.5 * RIDGE * np.sum(y * y)), gradient.ravel()
+
+        found = minimize(
+            objective, np.asarray(y, float).ravel(), jac=True, method="L-BFGS-B",
+            options={"maxiter": 300, "maxcor": 20, "gtol": 1e-6, "ftol": 1e-13},
+        )  # fmt: skip
+        logits = self.held @ found.x.reshape(-1, 10)
+        return float(-log_softmax(logits, 1)[np.arange(len(logits)), self.held_labels].mean())
+
+
+def cleaning(folder: Path) -> Case:
+    """MNIST with half of the training labels wrong."""
+    with np.load(folder / "mnist.npz") as files:
+        images, digits = files["x_train"], files["y_train"].astype(np.int32)
+    rng = np.random.default_rng(0)
+    order = rng.permutation(len(digits))[: ROWS + CLEAN]
+    rows = images[order].reshape(len(order), -1).astype(np.float32) / 255
+    right = digits[order]
+    labels, held_labels = right[:ROWS].copy(), right[ROWS:]
+    wrong = rng.permutation(ROWS)[: ROWS // 2]
+    labels[wrong] = (labels[wrong] + rng.integers(1, 10, len(wrong))) % 10
+    exact = Weighted(rows[:ROWS], labels, rows[ROWS:], held_labels)
+    problem = bx.Problem(
+        _clean_upper, _weighted_lower, 1,
+        upper_data=bx.Shared({"row": rows[ROWS:], "label": held_labels}),
+        lower_data=bx.Shared(
+            {"row": rows[:ROWS], "label": labels, "index": np.arange(ROWS, dtype=np.int32)}
+        ),
+    )  # fmt: skip
+    steps = (1e3, 1e4), (0.01, 0.03), (0.02, 0.06)
+    return Case(
+        problem,
+        jnp.zeros(ROWS),
+        jnp.zeros((1, rows.shape[1], 10)),
+        exact.value,
+        lambda: np.inf,
+        lambda _: (-np.inf, np.inf),
+        *steps,
+    )
+
+
+CASES: dict[str, Callable[[Path], Case]] = {
+    "a8a": functools.partial(regularised, "a8a"),
+    "w8a": functools.partial(regularised, "w8a"),
+    "mnist": cleaning,
+}
