@@ -22,7 +22,14 @@ from bilevax.experiments.report import Report
 from bilevax.experiments.theorems import error_terms, lanes, rates, restarts
 from bilevax.experiments.theorems.error_terms import ErrorTerms
 from bilevax.experiments.theorems.fits import fit_exponent, student_quantile
-from bilevax.experiments.theorems.problems import copied, make_family, make_plan, with_common_factor
+from bilevax.experiments.theorems.problems import (
+    copied,
+    make_family,
+    make_plan,
+    noise_of_terms,
+    stationary_point,
+    with_common_factor,
+)
 from bilevax.experiments.theorems.scalings import METHODS, Sampling
 from bilevax.experiments.theorems.truth import Gap, Truth
 
@@ -100,6 +107,19 @@ def test_copies_and_a_common_factor_leave_f_as_it_is(family):
     assert tripled.problem.count == 18
 
 
+def test_the_noise_of_terms_is_that_of_samples():
+    quiet = bilevax.testing.quadratic_blocks(m=4, d_x=2, d_y=2, rows=3, noise=0.0)
+    assert noise_of_terms(quiet)["rows"] == pytest.approx(0, abs=1e-20)
+    family = make_family(False, 6, 3, 10)
+    x = stationary_point(family)
+    v, B = family.inverse_solution(x), family.B
+    slope = family.upper_slopes(x, family.lower_solution(x))[0]
+    samples = slope[:, None] + np.einsum("mr,mij,mi->mrj", family.jacobian_factors, B, v)
+    noise = noise_of_terms(family)
+    assert noise["blocks"] == pytest.approx(samples.mean(1).var(0).sum())
+    assert noise["rows"] == pytest.approx(samples.var(1).sum(1).mean())
+
+
 @pytest.mark.parametrize("name", list(METHODS))
 def test_parameters_scale_as_the_theorem_says(name, family):
     method = METHODS[name]
@@ -110,7 +130,7 @@ def test_parameters_scale_as_the_theorem_says(name, family):
 
 
 def test_lanes_agree_with_a_plain_loop(family):
-    solver = METHODS["BSVRB v2"].make(0.7, 0.3, SAMPLING, family.constants)
+    solver = METHODS["MMBO-v2"].make(1.0, 0.5, SAMPLING, family.constants)
     plan, goal = make_plan(family, SAMPLING, "all"), 1.0
     keys = jax.random.split(jax.random.key(3), 2)
     truth = Truth.of(family)
@@ -127,7 +147,7 @@ def test_lanes_agree_with_a_plain_loop(family):
 
 
 def test_lanes_that_diverge_or_are_too_slow_never_get_there(family):
-    slow = METHODS["BSVRB v2"].make(0.01, 0.3, SAMPLING, family.constants)
+    slow = METHODS["MMBO-v2"].make(0.01, 0.3, SAMPLING, family.constants)
     wild = dataclasses.replace(slow, upper_step=1e6)
     plan = make_plan(family, SAMPLING, None)
     reached = lanes.steps_until(

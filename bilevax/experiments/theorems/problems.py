@@ -72,6 +72,17 @@ def stationary_point(family: QuadraticUpper, steps: int = 2000) -> np.ndarray:
     return x
 
 
+def noise_of_terms(family: QuadraticUpper) -> dict[str, float]:
+    """The variance of a block's ∇_x f − ∇²_xy g v at a stationary point: between blocks, between rows."""
+    x = stationary_point(family)
+    y = family.stacked_solution(x)
+    through = np.einsum("mij,mi->mj", family.B, family.inverse_solution(x))
+    terms = family.upper_slopes(x, y)[0] + through
+    between = np.sum((terms - terms.mean(0)) ** 2, 1).mean()
+    rows = (family.jacobian_factors.var(1) * np.sum(through**2, 1)).mean()
+    return {"blocks": float(between), "rows": float(rows)}
+
+
 def initial_rows(epsilon: float) -> int:
     """The large batch of the first estimators: O(1/ε)."""
     return math.ceil(4 / epsilon)

@@ -58,8 +58,8 @@ class Settings:
     batch_size: int = 4
     dimension: int = 5
     rows: int = 100
-    control_epsilons: int = 3
-    control_most: int = 200_000
+    control_epsilons: int = 4
+    control_most: int = 400_000
     size_methods: tuple[str, ...] = ("BSVRB v1", "BSVRB v2", "MMBO-v2")
     size_epsilon: float = 0.1414
     block_copies: tuple[int, ...] = (1, 2, 4, 8)

@@ -11,7 +11,7 @@ import numpy as np
 from bilevax.experiments.report import Report
 from bilevax.experiments.theorems import lanes
 from bilevax.experiments.theorems.fits import Exponent, fit_exponent
-from bilevax.experiments.theorems.problems import initial_rows, make_family, make_plan
+from bilevax.experiments.theorems.problems import initial_rows, make_family, make_plan, noise_of_terms
 from bilevax.experiments.theorems.scalings import METHODS, Method, Sampling
 from bilevax.experiments.theorems.truth import Truth
 from bilevax.theory import complexity
@@ -66,6 +66,8 @@ def measure(constants: dict[str, float], settings: Any, report: Report) -> list[
         "vary m, so that F stays the same. Exponents over all values, ± half of the 95% confidence "
         "interval; theory is that of the theorem's T at the same values."
     )
+    family = make_family(False, settings.blocks, settings.dimension, settings.rows)
+    report.fact("variance of a block's term", noise_of_terms(family))
     rows = [_row(one) for one in found]
     report.table("sizes", rows, "Steps against m, I and B", note)
     report.figure("sizes", _plot(found))
