@@ -8,6 +8,7 @@ after millions of steps in float32, for any schedule.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -128,8 +129,8 @@ def after(slots: Array, count: int, value: PyTree) -> Array:
     A memory is then read for the value before it is written at the slots. Without that order between the two,
     the compiler copies all of it in every step.
     """
-    firsts = [leaf[(0,) * leaf.ndim] for leaf in jax.tree.leaves(value) if leaf.size]
-    never = jnp.any(jnp.isnan(jnp.stack([first.astype(jnp.float32) for first in firsts])))
+    firsts = [jnp.isnan(leaf[(0,) * leaf.ndim]) for leaf in jax.tree.leaves(value) if leaf.size]
+    never = functools.reduce(jnp.logical_or, firsts)
     return jnp.minimum(slots, count - 1 + never.astype(slots.dtype))
 
 

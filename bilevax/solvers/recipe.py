@@ -131,7 +131,8 @@ class Recipe(eqx.Module):
         for name, tracker in self.trackers(problem).items():
             visit = visits[name]
             rows, count = tracker.refresh(visit, look)
-            slots = after(sample.slots[name], problem.slots_of(name), (z, rows.y, rows.v, rows.hessian))
+            slopes = [one.slope for one in (rows.y, rows.v) if isinstance(one, Moving)]
+            slots = after(sample.slots[name], problem.slots_of(name), (z, slopes))
             levels[name] = scatter(state.levels[name], slots, rows, problem.levels[name].slots is None)
             clocks[name] = _tick(visit)
             repaired.append(count)
