@@ -117,8 +117,10 @@ def scatter(memory: PyTree, slots: Array, rows: PyTree, distinct: bool = True) -
         if slots.shape != (1,):
             return a.at[slots].set(b, mode="promise_in_bounds", unique_indices=distinct)
         if a.shape[0] == 1:
-            return b
-        return jax.lax.dynamic_update_slice_in_dim(a, b, slots[0], 0, allow_negative_indices=False)
+            return b.astype(a.dtype)
+        return jax.lax.dynamic_update_slice_in_dim(
+            a, b.astype(a.dtype), slots[0], 0, allow_negative_indices=False
+        )
 
     return jax.tree.map(put, memory, rows)
 
