@@ -1,7 +1,7 @@
 # `make demo` and `make test` set up everything they need in .venv; they need Python 3.11 or later, as
 # `python3` or as `make PYTHON=…`, and a package index.
 PYTHON ?= python3
-PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
+PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 bin := .venv/bin
 

@@ -13,3 +13,27 @@ def compiled_programs_are_dropped() -> Iterator[None]:
     """After every file: a process may map only so many pieces of memory, and each program takes several."""
     yield
     jax.clear_caches()
+
+
+# The files that take longest, whatever their number of tests: begun first, they do not keep one process busy
+# when all others are done.
+_LONGEST = (
+    "test_checkpoint.py",
+    "test_transcription.py",
+    "test_conformance.py",
+    "test_ranking_recommender.py",
+    "test_ranking_experiment.py",
+    "test_sharding.py",
+    "test_classifier.py",
+    "test_theorems.py",
+    "test_memory_estimate.py",
+    "test_finite_sums.py",
+    "test_experiments.py",
+    "test_experiment_noise.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first."""
+    place = {name: number for number, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(place)))
