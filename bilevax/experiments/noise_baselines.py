@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -33,17 +36,33 @@ def baselines(one: Corrupted, seed: int) -> tuple[dict[str, float], np.ndarray]:
     alone = {"n_jobs": 1}
     learning = CleanLearning(_logistic(), seed=seed, verbose=False, find_label_issues_kwargs=alone)
     # The rows known to be clean are given to cleanlab with the others: it has no way to be told.
-    learning.fit(both[0], (both[1] > 0).astype(int))
+    with _without_advice():
+        learning.fit(both[0], (both[1] > 0).astype(int))
+        models = {
+            "noisy rows": _logistic().fit(noisy, one.y),
+            "clean rows": _validated(clean, one.y_clean),
+            "both": _validated(*both, choices=5, most_folds=3),
+        }
     issues: Any = learning.get_label_issues()
     quality = issues["label_quality"].to_numpy()[: len(one.y)]
-    models = {
-        "noisy rows": _logistic().fit(noisy, one.y),
-        "clean rows": _validated(clean, one.y_clean),
-        "both": _validated(*both, choices=5, most_folds=3),
-    }
     scores = {name: float(np.mean(model.predict(test) == one.y_test)) for name, model in models.items()}
     scores["CleanLearning"] = float(np.mean(learning.predict(test) == (one.y_test > 0)))
     return scores, quality
+
+
+@contextmanager
+def _without_advice() -> Iterator[None]:
+    """Hides scikit-learn's advice that columns are collinear, as those of one-hot features are.
+
+    Its solver then goes on with L-BFGS, which is what is advised.
+    """
+    from scipy.linalg import LinAlgWarning
+    from sklearn.exceptions import ConvergenceWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LinAlgWarning)
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        yield
 
 
 def _logistic(**settings: Any) -> Any:
@@ -54,7 +73,9 @@ def _logistic(**settings: Any) -> Any:
 
 def plain(one: Corrupted) -> float:
     """The test accuracy of logistic regression on the noisy rows."""
-    return float(_logistic().fit(one.X.toarray(), one.y).score(one.X_test.toarray(), one.y_test))
+    with _without_advice():
+        model = _logistic().fit(one.X.toarray(), one.y)
+    return float(model.score(one.X_test.toarray(), one.y_test))
 
 
 def _validated(X: np.ndarray, y: np.ndarray, choices: int = 7, most_folds: int = 5) -> Any:
