@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import bilevax as bx
 
 # Every example compiles a program of its own: few examples, each different, the same in every run.
-FEW = settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 def leaf_shapes():
