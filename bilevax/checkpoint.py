@@ -20,7 +20,7 @@ from bilevax.problem import Problem
 from bilevax.solvers.state import State
 from bilevax.version import __version__
 
-FORMAT = 3
+FORMAT = 4
 
 
 class CheckpointError(RuntimeError):

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bilevax.memory import Clock, Memory, Moving, Reading
+from bilevax.memory import Moving, Reading
+from bilevax.packing import Table
 from bilevax.problem import Problem
 from bilevax.sharding import Shards
 from bilevax.solvers.state import State
-from bilevax.trees import PyTree, norm, root_mean_square
+from bilevax.trees import PyTree, norm
 
 
 def advance(problem: Problem, solver: Any, state: State, steps: int | Array) -> State:
@@ -66,7 +67,8 @@ def compiled_chunk(
 ) -> tuple[State, Reading]:
     """Steps of (solver, problem) in one compiled loop that takes over the state.
 
-    The loop ends early when f is not finite any more, so that what went wrong can still be seen.
+    The loop ends early when f is not finite any more, so that what went wrong can still be seen; on an
+    accelerator up to 31 steps later.
 
     Args:
       inputs: the solver, its numbers as arrays (`numbers_as_arrays`), and the problem.
@@ -93,10 +95,20 @@ class Sizes(eqx.Module):
 @jax.jit
 def sizes(state: State) -> Sizes:
     """How far the tracked gradients are from zero."""
-    levels = list(state.levels.values())
-    slopes = [(memory.y.slope, 1) for memory in levels if isinstance(memory.y, Moving)]
-    inverse = [(m.v.slope, 1) for m in levels if isinstance(m, Memory) and m.v is not None]
-    return Sizes(norm(state.z), root_mean_square(slopes), root_mean_square(inverse))
+    by_letter: dict[str, list[tuple[Array, int]]] = {"y": [], "v": []}
+    for memory in state.levels.values():
+        squares = memory.squares if isinstance(memory, Table) else jax.tree.map(jnp.square, memory)
+        for letter, found in by_letter.items():
+            moving = getattr(squares, letter, None)
+            if isinstance(moving, Moving):
+                slots = jax.tree.leaves(getattr(memory, letter).slope)[0].shape[0]
+                found.append((sum(jnp.sum(leaf) for leaf in jax.tree.leaves(moving.slope)), slots))
+
+    def root_mean(found: list[tuple[Array, int]]) -> Array:
+        slots = sum(slots for _, slots in found)
+        return jnp.sqrt(sum((total for total, _ in found), jnp.zeros(())) / max(slots, 1))
+
+    return Sizes(norm(state.z), root_mean(by_letter["y"]), root_mean(by_letter["v"]))
 
 
 def _numbers(steps: Any, total: tuple[float, float]) -> tuple[Any, Any]:
@@ -132,6 +144,8 @@ def chunk_program(
     return _loop(*inputs, state, steps, total)
 
 
+_RUN = 32  # steps that an accelerator takes without asking the host whether to go on
+
 _init = eqx.filter_jit(start_program)
 _advance = eqx.filter_jit(chunk_program, donate="all-except-first")
 
@@ -139,14 +153,24 @@ _advance = eqx.filter_jit(chunk_program, donate="all-except-first")
 def _loop(solver: Any, problem: Problem, state: State, steps: Array, total: Reading) -> tuple[State, Reading]:
     last = state.step + steps
 
-    def going_on(carry: tuple[State, Clock]) -> Array:
-        state, total = carry
-        return (state.step < last) & jnp.isfinite(total.now.high)
-
-    def body(carry: tuple[State, Clock]) -> tuple[State, Clock]:
+    def body(carry: tuple[State, Reading]) -> tuple[State, Reading]:
         state, total = carry
         state, info = solver.step(problem, state)
-        return state, total.advance(info.objective)
+        return state, total + info.objective
 
-    state, clock = jax.lax.while_loop(going_on, body, (state, Clock(total, total)))
-    return state, clock.now
+    def run(carry: tuple[State, Reading]) -> tuple[State, Reading]:
+        return jax.lax.fori_loop(0, _RUN, lambda _, carry: body(carry), carry)
+
+    def until(end: Array, body: Any, carry: tuple[State, Reading]) -> tuple[State, Reading]:
+        def going_on(carry: tuple[State, Reading]) -> Array:
+            state, total = carry
+            return (state.step < end) & jnp.isfinite(total.high)
+
+        return jax.lax.while_loop(going_on, body, carry)
+
+    if jax.default_backend() == "cpu":
+        return until(last, body, (state, total))
+    # On an accelerator the host decides about every turn of a loop whose length is not known. So runs of a
+    # fixed length follow the odd steps, of which there are some: what is wrong with a start shows at once.
+    odd = jnp.minimum(steps, (steps - 1) % _RUN + 1)
+    return until(last, run, until(state.step + odd, body, (state, total)))

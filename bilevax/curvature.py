@@ -25,7 +25,7 @@ from jax.flatten_util import ravel_pytree
 
 from bilevax.estimators import moving_average, msvr
 from bilevax.lagrangian import Gradients, Point, hessians
-from bilevax.memory import Clock, Memory, Moving, project_ball
+from bilevax.memory import Clock, Clocks, Memory, Moving, project_ball
 from bilevax.oracles import Oracles
 from bilevax.problem import Problem
 from bilevax.sampling import Sample
@@ -43,13 +43,6 @@ class Rates(eqx.Module):
     inverse_step: Any
     radius: Any
     floor: Any
-
-
-class Clocks(eqx.Module):
-    """The clocks of one level: of y's steps and of v's."""
-
-    y: Clock
-    v: Clock
 
 
 class Visit(eqx.Module):

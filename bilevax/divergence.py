@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bilevax.memory import Memory, Moving
+from bilevax.memory import Moving
+from bilevax.packing import Table
 from bilevax.solvers.state import State
 from bilevax.trees import PyTree
 
@@ -70,7 +71,7 @@ def _parts(memory: Any) -> list[tuple[str, PyTree]]:
         parts += [("s", memory.y.slope), ("y", memory.y.value)]
     else:
         parts += [("mean", memory.y)]
-    if not isinstance(memory, Memory):
+    if not isinstance(memory, Table):
         return [*parts, ("H", memory.pieces)]
     parts += [("H", memory.hessian)] if memory.hessian is not None else []
     parts += [("u", memory.v.slope), ("v", memory.v.value)] if memory.v is not None else []

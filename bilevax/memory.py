@@ -30,6 +30,15 @@ class Reading(eqx.Module):
     def __sub__(self, other: Reading) -> Array:
         return (self.high - other.high) + (self.low - other.low)
 
+    def __add__(self, step: Array) -> Reading:
+        """Knuth's two-sum, then a renormalisation."""
+        step = jnp.asarray(step, self.high.dtype)
+        total = self.high + step
+        shadow = total - self.high
+        low = self.low + ((self.high - (total - shadow)) + (step - shadow))
+        top = total + low
+        return Reading(top, low - (top - total))
+
 
 class Clock(eqx.Module):
     """The sum of all steps so far, at time t (`now`) and at time t−1 (`before`)."""
@@ -42,18 +51,36 @@ class Clock(eqx.Module):
         return Clock(_zero((), dtype), _zero((), dtype))
 
     def advance(self, step: Array) -> Clock:
-        """Moves on by one step (Knuth's two-sum, then a renormalisation)."""
-        high, low = self.now.high, self.now.low
-        step = jnp.asarray(step, high.dtype)
-        total = high + step
-        shadow = total - high
-        low = low + ((high - (total - shadow)) + (step - shadow))
-        top = total + low
-        return Clock(Reading(top, low - (top - total)), self.now)
+        """Moves on by one step."""
+        return Clock(self.now + step, self.now)
 
     def stamp(self, shape: tuple[int, ...]) -> Reading:
         """The present reading, for slots of that shape."""
         return jax.tree.map(lambda a: jnp.broadcast_to(a, shape), self.now)
+
+
+class Clocks(eqx.Module):
+    """The clocks of one level: of y's steps and of v's.
+
+    All readings are one small array: each number by itself would be a launch or two of every step.
+    """
+
+    readings: Array  # (…, 2, 4)
+
+    def __init__(self, y: Clock, v: Clock):
+        self.readings = jnp.stack([jnp.stack(jax.tree.leaves(clock), axis=-1) for clock in (y, v)], axis=-2)
+
+    @property
+    def y(self) -> Clock:
+        return self._clock(0)
+
+    @property
+    def v(self) -> Clock:
+        return self._clock(1)
+
+    def _clock(self, place: int) -> Clock:
+        numbers = [self.readings[..., place, part] for part in range(4)]
+        return Clock(Reading(*numbers[:2]), Reading(*numbers[2:]))
 
 
 class Moving(eqx.Module):

@@ -269,7 +269,8 @@ def test_x_and_y_may_differ_in_precision(method):
 
     for state in jax.eval_shape(start, where.problem, where.x0, where.y0):
         assert {leaf.dtype for leaf in jax.tree.leaves((state.x, state.z))} == {np.dtype(np.float32)}
-        assert {leaf.dtype for leaf in jax.tree.leaves(state.levels["lower"].y)} == {np.dtype(np.float64)}
+        y = jax.eval_shape(lambda state: state.levels["lower"].y, state)
+        assert {leaf.dtype for leaf in jax.tree.leaves(y)} == {np.dtype(np.float64)}
 
 
 # --- vmap, and pytrees --------------------------------------------------------

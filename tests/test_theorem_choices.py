@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 import bilevax as bx
 import bilevax.testing
 from bilevax.cli import app
-from bilevax.curvature import Clocks, Rates, Visit
+from bilevax.curvature import Rates, Visit
 from bilevax.experiments.theorems import choices
 from bilevax.experiments.theorems.answers import QUESTIONS, Grid, Settings
 from bilevax.experiments.theorems.problems import make_family, stationary_point
 from bilevax.experiments.theorems.variants import EagerSolve, ExtraBatchBSVRBv1, SameBatchBSVRBv1
-from bilevax.memory import Clock, Memory, Moving, Reading
+from bilevax.memory import Clock, Clocks, Memory, Moving, Reading
 
 KINDS = (bx.BSVRBv1, SameBatchBSVRBv1, ExtraBatchBSVRBv1)
 VERSION_1 = {"upper_step": 0.1, "lower_step": 0.1, "alpha": 0.3, "beta": 0.3, "floor": 0.5}

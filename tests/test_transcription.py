@@ -18,6 +18,7 @@ from reference import algorithms, finite_sums, problems
 
 import bilevax as bx
 from bilevax.memory import Moving
+from bilevax.packing import Table, pack
 from bilevax.sampling import SECOND_BLOCKS
 from bilevax.solvers.rsvrb import Pieces, Tracked, _catch_up
 
@@ -209,6 +210,8 @@ def replaced(state, start):
     memory = state.levels[name]
     if not isinstance(memory.y, Moving):
         return state
+    packed = isinstance(memory, Table)
+    memory = memory.memory if packed else memory
     memory = eqx.tree_at(lambda memory: memory.y.slope, memory, start["s"])
     if isinstance(memory, Tracked):
         pieces = Pieces(start["f_x"], start["f_y"], start["H"], jnp.swapaxes(start["g_xy"], 1, 2))
@@ -220,7 +223,7 @@ def replaced(state, start):
         memory = eqx.tree_at(lambda memory: memory.hessian, memory, start["H"])
         if memory.previous is not None:
             memory = eqx.tree_at(lambda memory: memory.previous, memory, start["H"])
-    return eqx.tree_at(lambda state: state.levels[name], state, memory)
+    return eqx.tree_at(lambda state: state.levels[name], state, pack(memory) if packed else memory)
 
 
 # --- the comparison -----------------------------------------------------------

@@ -11,7 +11,7 @@ from jax import Array
 
 from bilevax import checks
 from bilevax.curvature import Identity, TrackedSolve, Tracker, Visit
-from bilevax.memory import Memory, Moving, after, scatter
+from bilevax.memory import Memory, Moving, after
 from bilevax.oracles import Oracles, count_pass, count_visits, rows_per_visit
 from bilevax.problem import Mean, Problem
 from bilevax.rows import PerBlock, Shared
@@ -142,7 +142,7 @@ class BlockPAGE(Recipe):
                 if isinstance(tracker, Identity):  # z belongs to the y from before, as in every step
                     rows = Memory(y=rows.y, previous=visits[name].rows.y, visit=rows.visit)
                 slots = after(blocks, problem.count, (seen.gradients[0].x, rows.y, rows.v))
-                levels = levels | {name: scatter(levels[name], slots, rows)}
+                levels = levels | {name: levels[name].put(slots, rows)}
             return levels, combine((1, z), (blocks.shape[0] / problem.count, seen.gradients[0].x))
 
         together = max(1, min(MOST, _ROWS // _longest(problem)))

@@ -16,10 +16,10 @@ import optax
 from jax import Array
 
 from bilevax import checks
-from bilevax.curvature import Clocks, Identity, Look, Rates, TrackedHessian, Tracker, Visit
+from bilevax.curvature import Identity, Look, Rates, TrackedHessian, Tracker, Visit
 from bilevax.estimators import moving_average, msvr_gamma, storm
 from bilevax.lagrangian import Point, gradients, upper_gradients
-from bilevax.memory import Moving, after, gather, known_after, scatter
+from bilevax.memory import Clocks, Moving, after, known_after
 from bilevax.oracles import Oracles
 from bilevax.problem import Mean, Problem
 from bilevax.sampling import Sample, Sampler, make_sampler
@@ -133,7 +133,7 @@ class Recipe(eqx.Module):
             rows, count = tracker.refresh(visit, look)
             slopes = [one.slope for one in (rows.y, rows.v) if isinstance(one, Moving)]
             slots = after(sample.slots[name], problem.slots_of(name), (z, slopes))
-            levels[name] = scatter(state.levels[name], slots, rows, problem.levels[name].slots is None)
+            levels[name] = state.levels[name].put(slots, rows, problem.levels[name].slots is None)
             clocks[name] = _tick(visit)
             repaired.append(count)
             visits[name] = eqx.tree_at(lambda visit: visit.rows, visit, rows)
@@ -182,7 +182,7 @@ class Recipe(eqx.Module):
         """The touched slots of every level, gathered."""
         return {
             name: Visit(
-                gather(state.levels[name], sample.slots[name]),
+                state.levels[name].take(sample.slots[name]),
                 state.clocks[name],
                 self.rates(problem, state, name, sample.slots[name].size, stage),
                 state.step,

@@ -16,9 +16,9 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from bilevax import checks
-from bilevax.curvature import Clocks, raise_eigenvalues, solve, unflatten_slots
+from bilevax.curvature import raise_eigenvalues, solve, unflatten_slots
 from bilevax.lagrangian import over_blocks
-from bilevax.memory import Clock, Moving, Reading, after, gather, project_ball, scatter
+from bilevax.memory import Clock, Clocks, Moving, Reading, after, gather, project_ball, scatter
 from bilevax.oracles import Oracles
 from bilevax.problem import Argmin, Problem
 from bilevax.sampling import SECOND_BLOCKS, START, Sample, make_sampler

@@ -12,7 +12,6 @@ import optax
 from jax import Array
 
 from bilevax.curvature import (
-    Clocks,
     Identity,
     TrackedHessian,
     TrackedSolve,
@@ -22,7 +21,8 @@ from bilevax.curvature import (
     unflatten_slots,
 )
 from bilevax.lagrangian import Point, gradients, hessians, upper_gradients
-from bilevax.memory import Clock, Memory, Moving, Reading, gather, scatter
+from bilevax.memory import Clock, Clocks, Memory, Moving, Reading
+from bilevax.packing import Table, pack
 from bilevax.problem import Problem
 from bilevax.sampling import START, Sample, Sampler
 from bilevax.smoothness import estimate_floor, estimate_smoothness
@@ -64,7 +64,8 @@ def start_state(
     }
     clocks = {n: Clocks(Clock.start(result_dtype(y[n])), Clock.start(result_dtype(y[n]))) for n in trackers}
     levels = {
-        n: _blank(t, y[n], recipe.corrected, recipe.lazy, smoothness.get(n, 1.0)) for n, t in trackers.items()
+        n: pack(_blank(t, y[n], recipe.corrected, recipe.lazy, smoothness.get(n, 1.0)))
+        for n, t in trackers.items()
     }
     optimizer = (
         recipe.upper_step.init(x) if isinstance(recipe.upper_step, optax.GradientTransformation) else None
@@ -107,9 +108,7 @@ def _first_pass(
         random = sampler.stream(sampler.random.at(START).at(number), stratum)
         sample = sampler.visit(problem, stratum * size + places, random, batch_size)
         rows, z = _first_look(recipe, problem, state, levels, sample, estimated)
-        levels = {
-            n: scatter(levels[n], sample.slots[n], rows[n], problem.levels[n].slots is None) for n in levels
-        }
+        levels = {n: levels[n].put(sample.slots[n], rows[n], problem.levels[n].slots is None) for n in levels}
         return levels, combine((1, total), (places.shape[0] / problem.count, z))
 
     def of_stratum(stratum: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -124,12 +123,12 @@ def _first_look(
     recipe: Any,
     problem: Problem,
     state: State,
-    levels: dict[str, Memory],
+    levels: dict[str, Table],
     sample: Sample,
     estimated: frozenset[str],
 ) -> tuple[dict[str, Memory], PyTree]:
     trackers = recipe.trackers(problem)
-    rows = {name: gather(levels[name], sample.slots[name]) for name in levels}
+    rows = {name: levels[name].take(sample.slots[name]) for name in levels}
     y = {name: row.y.value if isinstance(row.y, Moving) else row.y for name, row in rows.items()}
     lower = gradients(problem, Point(state.x, y), zeros_like(y), sample).v
     y = {name: lower[name] if name in estimated else y[name] for name in y}

@@ -7,8 +7,7 @@ from typing import Any
 import equinox as eqx
 from jax import Array
 
-from bilevax.curvature import Clocks
-from bilevax.memory import Memory, Moving
+from bilevax.memory import Clocks, Moving
 from bilevax.sampling import Sampler
 from bilevax.trees import PyTree
 
@@ -46,7 +45,7 @@ class State(eqx.Module):
     @property
     def y(self) -> PyTree:
         """The lower variables, all caught up with the present step."""
-        return self._view({name: self._current(memory.y, name, "y") for name, memory in self.levels.items()})
+        return self._view({name: _current(self, name, "y") for name in self.levels})
 
     @property
     def v(self) -> PyTree:
@@ -54,17 +53,18 @@ class State(eqx.Module):
 
         Its projection onto the ball of `radius` is applied when a slot is next visited.
         """
-        return self._view(
-            {n: self._current(m.v, n, "v") if isinstance(m, Memory) else None for n, m in self.levels.items()}
-        )
-
-    def _current(self, variable: Any, name: str, clock: str) -> PyTree:
-        return (
-            variable.at(getattr(self.clocks[name], clock).now) if isinstance(variable, Moving) else variable
-        )
+        return self._view({name: _current(self, name, "v") for name in self.levels})
 
     def _view(self, by_level: dict[str, PyTree]) -> PyTree:
         return by_level if self.named else next(iter(by_level.values()))
+
+
+@eqx.filter_jit  # one pass over the memory, without arrays in between
+def _current(state: State, name: str, letter: str) -> PyTree:
+    variable = getattr(state.levels[name], letter, None)
+    if not isinstance(variable, Moving):
+        return variable
+    return variable.at(getattr(state.clocks[name], letter).now)
 
 
 class Info(eqx.Module):
