@@ -34,9 +34,11 @@ format: .venv/dev
 	$(bin)/ruff check --fix .
 	$(bin)/ruff format .
 
+# All of them take about an hour; `make bench BENCH=step` runs one. JSON, Markdown and plots go to results/.
+BENCH ?= step growth speedup memory "runner overhead" peers single_block
+
 bench: .venv/dev
-	mkdir -p results
-	$(bin)/python -m benchmarks.step
+	for name in $(BENCH); do $(bin)/python -m benchmarks.$$name || exit 1; done
 
 clean:
 	rm -rf .venv results .pytest_cache .ruff_cache .hypothesis

@@ -29,6 +29,7 @@ METHODS: dict[str, Any] = {
     "MMBO": lambda: bx.MMBO(upper_step=0.1, lower_step=0.1),
     "BlockSAGA": lambda: bx.BlockSAGA(upper_step=0.1, lower_step=0.1),
 }
+MOST = {"BlockSAGA": 20_000}  # blocks; it stores gradients of every block and row group
 D_Y, ROWS = 16, 8
 
 
@@ -86,23 +87,34 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=1_000_000)
     parser.add_argument("--width", type=int, default=1000, help="d_x")
     parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("--one", choices=list(METHODS), help="measure one method in this process")
     options = parser.parse_args()
     if options.one:
         print(json.dumps(measure(options.one, options.blocks, options.width)))
         return
-    print("| method | estimate MB | measured MB | ratio | x-sized arrays of a step's working set |")
-    print("| --- | --- | --- | --- | --- |")
+    results, lines = (
+        {},
+        [
+            "| method | m | estimate MB | measured MB | ratio | x-sized arrays of a step's working set |",
+            "| --- | --- | --- | --- | --- | --- |",
+        ],
+    )
+    print(*lines, sep="\n")
     for method in options.methods:
-        sizes = ["--blocks", str(options.blocks), "--width", str(options.width)]
+        blocks = min(options.blocks, MOST.get(method, options.blocks))
+        sizes = ["--blocks", str(blocks), "--width", str(options.width)]
         command = [sys.executable, "-m", "benchmarks.memory", "--one", method, *sizes]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         found = json.loads(done.stdout.splitlines()[-1])
         estimate, peak, width = found["estimate"], found["peak"], found["step"] / (4 * options.width)
-        print(
-            f"| {method} | {estimate / 1e6:.0f} | {peak / 1e6:.0f} | {estimate / peak:.2f} | {width:.2f} |",
-            flush=True,
-        )
+        results[method] = {"blocks": blocks, **found}
+        megabytes = f"{estimate / 1e6:.0f} | {peak / 1e6:.0f} | {estimate / peak:.2f}"
+        lines.append(f"| {method} | {blocks:,} | {megabytes} | {width:.2f} |")
+        print(lines[-1], flush=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "memory.json").write_text(json.dumps(results, indent=2))
+    (options.out / "memory.md").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

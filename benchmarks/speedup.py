@@ -1,0 +1,148 @@
+"""Speed-up in blocks (I) and rows (B): steps, and seconds, until the mean of ‖∇F‖² is at most ε².
+
+`python -m benchmarks.speedup` runs BSVRB v2 with parameters by Theorem 1 and one constant for all sizes, on
+quadratic blocks with exact ∇F. Steps are counted over seeds side by side; the time of a step is that of a
+single run. Each is divided into that of the smallest size, beside the theorem's m/(I√I) + m/(I√B).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bilevax.chunks import compiled_chunk, compiled_init, numbers_as_arrays
+from bilevax.experiments.theorems import lanes
+from bilevax.experiments.theorems.problems import initial_rows, make_family, make_plan
+from bilevax.experiments.theorems.scalings import METHODS, Sampling
+from bilevax.experiments.theorems.truth import Truth
+from bilevax.theory import complexity
+
+METHOD, CONSTANT = METHODS["BSVRB v2"], 0.7  # as `bilevax reproduce rates` tunes it
+BLOCKS, DIMENSION, ROWS, COPIES = 20, 5, 100, 4
+BASE = Sampling(BLOCKS * COPIES, 4, 4)
+FIELDS = {"I": ("blocks_per_step",), "B": ("batch_size",), "I = B": ("blocks_per_step", "batch_size")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """What one I and B need.
+
+    Attributes:
+      steps: until the mean of ‖∇F‖² is at most ε², the mean over seeds; infinite where one did not get there.
+      microseconds: of a step.
+      theory: the theorem's steps, up to a factor.
+    """
+
+    varied: str
+    I: int  # noqa: E741
+    B: int
+    steps: float
+    microseconds: float
+    theory: float
+
+    @property
+    def seconds(self) -> float:
+        return self.steps * self.microseconds * 1e-6
+
+
+def measure(varied: str, sampling: Sampling, epsilon: float, seeds: int, most: int) -> Row:
+    """Steps, and time per step, of one size."""
+    family = make_family(False, BLOCKS, DIMENSION, ROWS, COPIES)
+    solver = METHOD.make(CONSTANT, epsilon, sampling, family.constants)
+    plan = make_plan(family, sampling, initial_rows(epsilon))
+    keys = jax.random.split(jax.random.key(7), seeds)
+    squared = Truth.of(family).squared_gradient
+    reached = lanes.steps_until(plan, [solver], keys, squared, epsilon**2, most).steps.mean()
+    theory = complexity(epsilon, sampling.blocks, sampling.blocks_per_step, sampling.batch_size)
+    sizes = sampling.blocks_per_step, sampling.batch_size
+    return Row(varied, *sizes, float(reached), 1e6 * time_of_step(plan, solver), theory)
+
+
+def time_of_step(plan: Any, solver: Any, steps: int = 4000, turns: int = 5) -> float:
+    """The least time per step of a single run."""
+    inputs = (numbers_as_arrays(solver), plan.problem)
+    sizes = {"blocks_per_step": plan.blocks_per_step, "batch_size": plan.batch_size}
+    state = compiled_init(*inputs, plan.x0, plan.y0, jax.random.key(0), **sizes, shuffle=False)
+    state, _ = compiled_chunk(inputs, state, 32)
+    best = np.inf
+    for _ in range(turns):
+        jax.block_until_ready(state)
+        began = time.perf_counter()
+        state, _ = compiled_chunk(inputs, state, steps)
+        jax.block_until_ready(state)
+        best = min(best, (time.perf_counter() - began) / steps)
+    return best
+
+
+def markdown(rows: list[Row]) -> str:
+    """A table with the speed-ups against the first row of each group."""
+    lines = [
+        "| varied | I | B | steps | µs per step | seconds | speed-up in steps | theory | in seconds |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    first: dict[str, Row] = {}
+    for row in rows:
+        start = first.setdefault(row.varied, row)
+        lines.append(
+            f"| {row.varied} | {row.I} | {row.B} | {row.steps:,.0f} | {row.microseconds:.1f} | "
+            f"{row.seconds:.3f} | {start.steps / row.steps:.1f} | {start.theory / row.theory:.1f} | "
+            f"{start.seconds / row.seconds:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """Steps with the theorem's, and seconds, over each size."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for varied in FIELDS:
+        group = [row for row in rows if row.varied == varied]
+        sizes = [row.B if varied == "B" else row.I for row in group]
+        (line,) = left.loglog(sizes, [row.steps for row in group], "o-", label=varied)
+        scaled = [row.theory * group[0].steps / group[0].theory for row in group]
+        left.loglog(sizes, scaled, ":", color=line.get_color())
+        right.loglog(sizes, [row.seconds for row in group], "o-", label=varied)
+    left.set(xlabel="size", ylabel="steps (dotted: theory)")
+    right.set(xlabel="size", ylabel=f"seconds on {jax.devices()[0].device_kind}")
+    left.legend()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--epsilon", type=float, default=0.1)
+    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--most", type=int, default=1_000_000, help="the most steps of a run")
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    options = parser.parse_args()
+    rows = []
+    for varied, fields in FIELDS.items():
+        for size in options.sizes:
+            sampling = dataclasses.replace(BASE, **dict.fromkeys(fields, size))
+            rows.append(measure(varied, sampling, options.epsilon, options.seeds, options.most))
+            print(rows[-1], flush=True)
+    note = (
+        f"BSVRB v2, m = {BASE.blocks}, ε = {options.epsilon}, {options.seeds} seeds, c = {CONSTANT}; I = "
+        f"{BASE.blocks_per_step} and B = {BASE.batch_size} where they do not vary. "
+        f"Device: {jax.devices()[0].device_kind}."
+    )
+    text = f"{markdown(rows)}\n\n{note}\n"
+    print(text)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "speedup.json").write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
+    (options.out / "speedup.md").write_text(text)
+    plot(rows, options.out / "speedup.png")
+
+
+if __name__ == "__main__":
+    main()
