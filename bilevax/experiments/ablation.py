@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 import bilevax as bx
+from bilevax.estimators import msvr_gamma
 from bilevax.experiments import validation
 from bilevax.experiments.report import Report
 
@@ -32,7 +33,7 @@ class Settings:
 
     data: str = "a8a"
     methods: tuple[str, ...] = ("BSVRBv1", "BSVRBv2")
-    blocks_per_step: tuple[int, ...] = (1, 2, 5, 10, 20, 50)
+    blocks_per_step: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100)
     batch_sizes: tuple[int, ...] = (4, 8, 16, 32, 64, 128)
     trials: int = 4
     steps: int = 2000
@@ -93,9 +94,7 @@ def _curve(
         validation.make_task(split, config["ridge"], seed, settings.blocks)
         for split, seed in zip(splits, seeds, strict=True)
     ]
-    numbers = dict(config[method])
-    # A block that is visited more often may move further between two visits: τ grows with I (Theorem 1).
-    numbers["lower_step"] *= (count / settings.blocks) / (validation.BLOCKS_PER_STEP / validation.BLOCKS)
+    numbers = scaled(config[method], count / settings.blocks)
     swept = bx.sweep(
         [task.problem for task in tasks],
         validation.METHODS[method],
@@ -113,6 +112,22 @@ def _curve(
     value = count if varied == "I" else batch
     seconds = swept.seconds / settings.trials
     return Curve(method, varied, value, swept.step, seconds, losses.mean(0), losses.std(0, ddof=1))
+
+
+def scaled(numbers: dict[str, float], share: float) -> dict[str, float]:
+    """Tuned numbers, for another share I/m of the blocks in a step than they were tuned with.
+
+    A block that is visited more often may move further in a step: τ grows with I, as in Theorem 1. γ keeps
+    its ratio to Theorem 1's.
+
+    Example:
+      >>> scaled({"lower_step": 0.5, "alpha": 0.1, "gamma": 10.0}, share=0.2)["lower_step"]
+      1.0
+    """
+    tuned = validation.BLOCKS_PER_STEP / validation.BLOCKS
+    alpha = numbers["alpha"]
+    gamma = numbers["gamma"] * float(msvr_gamma(alpha, share) / msvr_gamma(alpha, tuned))
+    return numbers | {"lower_step": numbers["lower_step"] * share / tuned, "gamma": gamma}
 
 
 def table(curves: list[Curve]) -> list[dict[str, Any]]:
