@@ -11,6 +11,8 @@ from bilevax.applications.ranking import METHODS, Popularity, Settings, Training
 from bilevax.data import generate
 from bilevax.experiments import ndcg, ndcg_speed, ndcg_tune
 
+FORMS = ("squared hinge + logarithmic", "logistic + power")
+
 
 @pytest.fixture
 def small(monkeypatch):
@@ -63,14 +65,14 @@ def test_what_is_tuned_and_stored_are_settings(method):
 
 def test_every_method_gets_the_same_number_of_trials(tmp_path):
     with pytest.raises(ValueError, match="trials must be a multiple of the 2 forms, got 5"):
-        ndcg_tune.tune(ndcg_tune.Settings(trials=5), tmp_path)
+        ndcg_tune.tune(ndcg_tune.Settings(trials=5, forms=FORMS), tmp_path)
     with pytest.raises(ValueError, match=r"a form must be one of .* got 'logistic'"):
         ndcg_tune.tune(ndcg_tune.Settings(forms=("logistic",)), tmp_path)
 
 
 def test_a_bilevel_method_is_tuned_in_all_its_forms(small, tmp_path):
     settings = ndcg_tune.Settings(
-        data="small", methods=("song",), trials=2, epochs=1, every=1, width=4, warm_up=0
+        data="small", methods=("song",), forms=FORMS, trials=2, epochs=1, every=1, width=4, warm_up=0
     )
     best = ndcg_tune.tune(settings, tmp_path)
     trials = json.loads((tmp_path / "trials.json").read_text())

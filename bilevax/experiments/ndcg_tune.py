@@ -28,13 +28,13 @@ Range = tuple[float, float]  # drawn evenly on a logarithmic scale
 COMMON: dict[str, Range] = {"learning_rate": (5e-4, 2e-3), "weight_decay": (0.1, 1.0)}
 TEMPERATURE: dict[str, Range] = {"temperature": (0.3, 2.0)}
 RANKS: dict[str, Range] = {
-    "temperature": (0.4, 2.5),
-    "alpha": (0.4, 1.0),
+    "temperature": (0.5, 2.5),
+    "alpha": (0.6, 1.0),
     "beta": (0.4, 1.0),
-    "evenness": (0.03, 1.0),
+    "evenness": (0.03, 0.6),
     "rivals": (0.05, 1.0),
 }
-DEPTHS: dict[str, Range] = {"depth": (0.2, 1.0)}
+DEPTHS: dict[str, Range] = {"depth": (0.25, 0.7)}
 THRESHOLDS: dict[str, Range] = {"gate": (0.3, 3.0), "softness": (0.05, 0.5)}
 CORRECTED: dict[str, Range] = {"gamma": (0.01, 1.0)}
 
@@ -63,7 +63,7 @@ class Settings:
     warm_up: int = 20
     every: int = 20
     seed: int = 1000
-    forms: tuple[str, ...] = ("squared hinge + logarithmic", "logistic + power")
+    forms: tuple[str, ...] = ("logistic + power",)
     width: int = 64
     users: int | None = None
 
