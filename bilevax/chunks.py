@@ -95,20 +95,20 @@ class Sizes(eqx.Module):
 @jax.jit
 def sizes(state: State) -> Sizes:
     """How far the tracked gradients are from zero."""
-    by_letter: dict[str, list[tuple[Array, int]]] = {"y": [], "v": []}
+    return Sizes(norm(state.z), _root_mean_square(state, "y"), _root_mean_square(state, "v"))
+
+
+def _root_mean_square(state: State, letter: str) -> Array:
+    """Of a variable's slope, over all slots of all levels that have it."""
+    total, slots = jnp.zeros(()), 0
     for memory in state.levels.values():
-        squares = memory.squares if isinstance(memory, Table) else jax.tree.map(jnp.square, memory)
-        for letter, found in by_letter.items():
-            moving = getattr(squares, letter, None)
-            if isinstance(moving, Moving):
-                slots = jax.tree.leaves(getattr(memory, letter).slope)[0].shape[0]
-                found.append((sum(jnp.sum(leaf) for leaf in jax.tree.leaves(moving.slope)), slots))
-
-    def root_mean(found: list[tuple[Array, int]]) -> Array:
-        slots = sum(slots for _, slots in found)
-        return jnp.sqrt(sum((total for total, _ in found), jnp.zeros(())) / max(slots, 1))
-
-    return Sizes(norm(state.z), root_mean(by_letter["y"]), root_mean(by_letter["v"]))
+        moving = getattr(memory, letter, None)
+        if isinstance(moving, Moving):
+            squares = memory.squares if isinstance(memory, Table) else jax.tree.map(jnp.square, memory)
+            leaves = jax.tree.leaves(getattr(squares, letter).slope)
+            total += sum(jnp.sum(leaf) for leaf in leaves)
+            slots += jax.tree.leaves(moving.slope)[0].shape[0]
+    return jnp.sqrt(total / max(slots, 1))
 
 
 def _numbers(steps: Any, total: tuple[float, float]) -> tuple[Any, Any]:

@@ -35,7 +35,7 @@ def moving_average(tracked: PyTree, now: PyTree, alpha: Array) -> PyTree:
     return combine((1 - alpha, tracked), (alpha, now))
 
 
-def msvr_gamma(alpha: Array, chance: float) -> Array:
+def msvr_gamma(alpha: Any, chance: float) -> Any:
     r"""The error correction of MSVR, :math:`\gamma = \frac{m-I}{I(1-\alpha)} + (1-\alpha)`.
 
     Args:

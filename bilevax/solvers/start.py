@@ -152,6 +152,7 @@ def _first_look(
             continue
         moving = Moving(y[name], combine((-1, lower[name])), row.y.stamp)
         if isinstance(tracker, TrackedSolve):
+            assert row.v is not None
             u = combine((-1, seen.y[name]))
             out[name] = Memory(y=moving, v=Moving(row.v.value, u, row.v.stamp), visit=row.visit)
         else:
