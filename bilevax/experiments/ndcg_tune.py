@@ -1,7 +1,8 @@
 """Settings of the ranking methods: equal numbers of random trials for each, side by side, judged on dev data.
 
 A trial is a draw from the method's ranges. Where a method has a choice of forms (surrogate and discount), its
-trials are divided among them: no method gets more trials than another.
+trials are divided among them: no method gets more trials than another. Seeds differ by as much as good
+settings do, so that the best trials are run again with other seeds, and the best in the mean is taken.
 """
 
 from __future__ import annotations
@@ -35,8 +36,12 @@ RANKS: dict[str, Range] = {
     "rivals": (0.05, 1.0),
 }
 DEPTHS: dict[str, Range] = {"depth": (0.25, 0.7)}
-THRESHOLDS: dict[str, Range] = {"gate": (0.3, 3.0), "softness": (0.05, 0.5)}
+THRESHOLDS: dict[str, Range] = {"gate": (0.5, 20.0), "softness": (0.05, 0.5)}
 CORRECTED: dict[str, Range] = {"gamma": (0.01, 1.0)}
+
+
+JUDGED, REPEATED = "dev ndcg@10", "dev ndcg@10, other seeds"
+MEASURED = ("method", JUDGED, REPEATED, "epoch")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +56,8 @@ class Settings:
       warm_up: epochs of softmax cross-entropy that every bilevel method starts from.
       every: epochs between two looks at the development data.
       seed: of the trials; experiments use other seeds.
+      finalists: how many of the trials, the best of all, are run again.
+      repeats: with how many other seeds; 0 takes the best trial as it is.
       forms: the choices of the bilevel methods: a surrogate and a discount, with a plus between them.
       width: of the model's vectors.
       users: use only the first so many users; None takes all.
@@ -63,6 +70,8 @@ class Settings:
     warm_up: int = 20
     every: int = 20
     seed: int = 1000
+    finalists: int = 4
+    repeats: int = 3
     forms: tuple[str, ...] = ("logistic + power",)
     width: int = 64
     users: int | None = None
@@ -111,49 +120,97 @@ def tune(settings: Settings, folder: str | Path, *, quick: bool = False) -> dict
         )
     forms = [parse_form(form) for form in settings.forms]
     report = Report(folder, settings, quick=quick)
+    runs = max(settings.trials, settings.finalists * settings.repeats)
+    search = _Search(settings, load_parts(settings.data, runs, settings.users))
     best: dict[str, dict[str, Any]] = {}
     rows: list[dict[str, Any]] = []
-    parts = load_parts(settings.data, settings.trials, settings.users)
-    model = NeuMF(parts.train.users, parts.train.item_count, settings.width)
-    warm = None
     for method in settings.methods:
-        bilevel = method in BILEVEL
-        choices: list[dict[str, Any]] = forms if bilevel else [{}]
-        count = settings.trials // len(choices)
-        if bilevel and settings.warm_up and warm is None:
-            warm = _warm_up(parts, model, settings)
+        began = time.perf_counter()
+        choices: list[dict[str, Any]] = forms if method in BILEVEL else [{}]
+        mine: list[dict[str, Any]] = []
         for form in choices:
-            began = time.perf_counter()
-            fixed = form | {k: v for k, v in tuned(settings.data, method).items() if k == "negatives"}
-            columns = draw_trials(method, count, settings.seed, **_only(form, "discount"))
-            x0 = None
-            if bilevel and warm is not None:
-                x0 = jax.tree.map(lambda a, count=count: jnp.broadcast_to(a[0], (count, *a.shape[1:])), warm)
-            found = train_many(
-                parts.train,
-                model,
-                method,
-                Numbers().replace(**fixed),
-                columns,
-                keys=jax.random.split(jax.random.key(settings.seed), count),
-                epochs=settings.epochs,
-                dev=parts.held_dev,
-                x0=x0,
-                every=settings.every,
+            columns = draw_trials(
+                method, settings.trials // len(choices), settings.seed, **_only(form, "discount")
             )
-            seconds = round(time.perf_counter() - began, 1)
-            reached = np.where(np.isfinite(found.dev), found.dev, 0).max(1)
-            for place, value in enumerate(reached):
-                numbers = {name: float(f"{column[place]:.4g}") for name, column in columns.items()}
-                row = {"method": method, "dev ndcg@10": float(value), "epoch": int(found.best_epoch[place])}
-                rows.append(row | fixed | numbers)
-            name = " ".join([method, *form.values()])
-            print(f"{name}: best dev {reached.max():.4f} of {count} trials, {seconds} s", flush=True)
-        mine = max((row for row in rows if row["method"] == method), key=lambda row: row["dev ndcg@10"])
-        best[method] = {k: v for k, v in mine.items() if k not in ("method", "dev ndcg@10", "epoch")}
+            mine += search.run(method, form, columns, settings.seed)
+        mine.sort(key=lambda row: -row[JUDGED])
+        search.repeat(method, mine[: settings.finalists])
+        top = max(mine[: settings.finalists], key=lambda row: row.get(REPEATED, row[JUDGED]))
+        best[method] = {name: value for name, value in top.items() if name not in MEASURED}
+        rows += mine
         _keep(report.folder, rows, best)
+        again = f", {top[REPEATED]:.4f} with other seeds" if REPEATED in top else ""
+        seconds = time.perf_counter() - began
+        print(
+            f"{method}: best dev {mine[0][JUDGED]:.4f} of {len(mine)} trials{again}, {seconds:.1f} s",
+            flush=True,
+        )
     report.finish()
     return best
+
+
+class _Search:
+    """Runs of one data set, side by side."""
+
+    def __init__(self, settings: Settings, parts: Parts):
+        self.settings, self.parts = settings, parts
+        self.model = NeuMF(parts.train.users, parts.train.item_count, settings.width)
+        self.warm: Any = None
+
+    def run(
+        self, method: str, form: dict[str, Any], columns: dict[str, np.ndarray], seed: int
+    ) -> list[dict[str, Any]]:
+        """Trains once per row of the columns; a row of results for each."""
+        settings = self.settings
+        count = len(next(iter(columns.values())))
+        fixed = form | _only(tuned(settings.data, method), "negatives")
+        found = train_many(
+            self.parts.train,
+            self.model,
+            method,
+            Numbers().replace(**fixed),
+            columns,
+            keys=jax.random.split(jax.random.key(seed), count),
+            epochs=settings.epochs,
+            dev=self.parts.held_dev,
+            x0=self._start(method, count),
+            every=settings.every,
+        )
+        reached = np.where(np.isfinite(found.dev), found.dev, 0).max(1)
+        return [
+            {"method": method, JUDGED: float(value), "epoch": int(found.best_epoch[place])}
+            | fixed
+            | {name: float(f"{column[place]:.4g}") for name, column in columns.items()}
+            for place, value in enumerate(reached)
+        ]
+
+    def repeat(self, method: str, finalists: list[dict[str, Any]]) -> None:
+        """Runs finalists with other seeds, and notes down the mean of each."""
+        repeats = self.settings.repeats
+        groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        for row in finalists if repeats else []:
+            groups.setdefault((row.get("surrogate"), row.get("discount")), []).append(row)
+        for rows in groups.values():
+            form = _only(rows[0], "surrogate", "discount")
+            names = ranges(method, **_only(form, "discount"))
+            columns = {name: np.repeat([row[name] for row in rows], repeats) for name in names}
+            again = self.run(method, form, columns, self.settings.seed + 1)
+            for place, row in enumerate(rows):
+                row[REPEATED] = float(
+                    np.mean([one[JUDGED] for one in again[place * repeats : (place + 1) * repeats]])
+                )
+
+    def _start(self, method: str, count: int) -> Any:
+        """For bilevel methods one model, trained by softmax cross-entropy, that all runs start from."""
+        if method not in BILEVEL or not self.settings.warm_up:
+            return None
+        if self.warm is None:
+            settings = self.settings
+            numbers = Numbers().replace(**tuned(settings.data, "softmax"))
+            key = jax.random.split(jax.random.key(settings.seed), 1)
+            plan = {"epochs": settings.warm_up, "every": settings.warm_up, "dev": self.parts.held_dev}
+            self.warm = train_many(self.parts.train, self.model, "softmax", numbers, keys=key, **plan).x
+        return jax.tree.map(lambda a: jnp.broadcast_to(a[0], (count, *a.shape[1:])), self.warm)
 
 
 def parse_form(form: str) -> dict[str, str]:
@@ -175,14 +232,6 @@ def _only(values: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: values[name] for name in names if name in values}
 
 
-def _warm_up(parts: Parts, model: Any, settings: Settings) -> Any:
-    """One model, trained by softmax cross-entropy, that all trials of bilevel methods start from."""
-    numbers = Numbers().replace(**tuned(settings.data, "softmax"))
-    key = jax.random.split(jax.random.key(settings.seed), 1)
-    plan = {"epochs": settings.warm_up, "every": settings.warm_up, "dev": parts.held_dev}
-    return train_many(parts.train, model, "softmax", numbers, keys=key, **plan).x
-
-
 def _keep(folder: Path, rows: list[dict[str, Any]], best: dict[str, dict[str, Any]]) -> None:
     """Writes what there is so far: an interrupted search leaves what it had."""
     (folder / "trials.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
@@ -195,7 +244,7 @@ def main() -> None:
     parser.add_argument("--data", default=Settings.data)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--forms", nargs="+", default=list(Settings.forms))
-    for name in ("trials", "epochs", "warm_up", "every", "seed"):
+    for name in ("trials", "epochs", "warm_up", "every", "seed", "finalists", "repeats"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Settings, name))
     parser.add_argument("--users", type=int)
     parser.add_argument("--out", default="results/ndcg-tune")
