@@ -37,8 +37,8 @@ from bilevax.chunks import compiled_chunk, compiled_init, numbers_as_arrays
 
 BLOCKS, TENTH = 100, 10
 PEERS = {"all": (BLOCKS, None, None), "blocks": (10, None, None), "mini-batch": (10, 2048, 512)}
-PEER_STEPS = (0.1, 0.3, 1.0)  # of Adam
-OUR_STEPS = ((300.0, 0.1), (300.0, 0.5), (3000.0, 0.1), (3000.0, 0.5))  # η and τ
+PEER_STEPS = (0.1, 0.3, 1.0, 3.0)  # of Adam
+OUR_STEPS = ((1000.0, 0.1), (1000.0, 0.25), (3000.0, 0.1), (3000.0, 0.25))  # η and τ
 
 
 @dataclasses.dataclass
@@ -68,7 +68,7 @@ def run_ours(problem: bx.Problem, x0: Array, y0: Array, numbers: tuple[float, fl
     state, _ = compiled_chunk(inputs, state, 0)
     jax.block_until_ready(state)
     track = Track("BSVRB v2", f"η = {upper_step:g}, τ = {lower_step:g}", [], [], time.perf_counter() - began)
-    spent, steps = 0.0, 500
+    spent, steps = 0.0, 300
     while spent < budget:
         began = time.perf_counter()
         state, _ = compiled_chunk(inputs, state, steps)
@@ -76,7 +76,7 @@ def run_ours(problem: bx.Problem, x0: Array, y0: Array, numbers: tuple[float, fl
         spent += time.perf_counter() - began
         track.seconds.append(spent)
         track.xs.append(np.asarray(state.x))
-        steps = int(steps * 1.6)
+        steps = int(steps * 1.3)
     return track
 
 
@@ -95,7 +95,7 @@ def run_peer(problem: bx.Problem, x0: Array, y0: Array, name: str, rate: float, 
         if spent >= pause:
             track.seconds.append(spent)
             track.xs.append(np.asarray(carry[0]))
-            pause = spent * 1.6
+            pause = spent * 1.3
         if spent >= budget:
             break
     return track
