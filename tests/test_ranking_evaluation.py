@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import ndcg_score
 
-from bilevax.applications.ranking import MF, NeuMF, Ratings, evaluate, hold_out, summarize
+from bilevax.applications.ranking import MF, NeuMF, Ratings, evaluate, evaluate_parts, hold_out, summarize
 
 USERS, ITEMS = 9, 30
 
@@ -196,3 +196,43 @@ def test_bad_questions_are_refused(scores):
         hold_out(test, [other])
     with pytest.raises(TypeError, match=r"model must have a method score\(x, user, items\), got object"):
         evaluate(object(), scores, held, (5,))
+
+
+@pytest.mark.parametrize("sampled", [None, 4])
+def test_parts_of_the_same_users_are_scored_once_and_judged_alike(scores, sampled):
+    train, test = split(held=4)
+    dev = Ratings(test.offsets // 2, _halves(test, 0), _halves(test, 0, "values"), ITEMS)
+    last = Ratings(test.offsets // 2, _halves(test, 1), _halves(test, 1, "values"), ITEMS)
+    parts = [
+        hold_out(dev, [train], sampled=sampled, group=4),
+        hold_out(last, [train, dev], sampled=sampled, group=4),
+    ]
+    calls = []
+
+    class Counting(Given):
+        def score(self, x, user, items):
+            calls.append(items.shape)
+            return x[user, items]
+
+    together = evaluate_parts(Counting(), scores, parts, (5, 10))
+    assert len(calls) == (1 if sampled is None else 2)
+    for part, found in zip(parts, together, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, found, evaluate(Given(), scores, part, (5, 10)))
+
+
+def _halves(ratings, which, name="items"):
+    """Of every user's four pairs the first two, or the last two."""
+    return np.asarray(getattr(ratings, name)).reshape(USERS, 2, 2)[:, which].reshape(-1)
+
+
+def test_parts_of_other_users_are_refused(scores):
+    train, test = split()
+    _, fewer = split(empty=(2,))
+    with pytest.raises(ValueError, match="parts must hold out items of the same users"):
+        evaluate_parts(
+            Given(), scores, [hold_out(test, [train], group=3), hold_out(fewer, [], group=3)], (5,)
+        )
+    with pytest.raises(ValueError, match="parts must hold out items of the same users"):
+        evaluate_parts(
+            Given(), scores, [hold_out(test, [train], group=3), hold_out(test, [train], group=2)], (5,)
+        )

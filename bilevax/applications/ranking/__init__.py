@@ -1,7 +1,7 @@
 """Top-K NDCG ranking: a recommender trained through thresholds and ranks that are lower levels."""
 
 from bilevax.applications.ranking.discounts import Discount, Logarithmic, Power
-from bilevax.applications.ranking.evaluation import Held, evaluate, hold_out, summarize
+from bilevax.applications.ranking.evaluation import Held, evaluate, evaluate_parts, hold_out, summarize
 from bilevax.applications.ranking.fresh import FreshBSVRBv1, FreshKSONG, FreshSONG
 from bilevax.applications.ranking.lists import List, Lists
 from bilevax.applications.ranking.losses import LOSSES, make_list_problem
@@ -43,6 +43,7 @@ __all__ = [
     "Trained",
     "Trainings",
     "evaluate",
+    "evaluate_parts",
     "hold_out",
     "make_list_problem",
     "make_method",

@@ -168,9 +168,50 @@ def evaluate(model: Any, x: PyTree, held: Held, cutoffs: Sequence[int] = (10, 20
     Raises:
       ValueError: if a cutoff exceeds the number of items.
     """
-    for k in cutoffs:
-        checks.whole_number("every cutoff", k, 1, held.item_count)
-    table = jax.lax.map(lambda part: _group_metrics(part, cutoffs), _group_ranks(model, x, held))
+    (metrics,) = evaluate_parts(model, x, [held], cutoffs)
+    return metrics
+
+
+def evaluate_parts(
+    model: Any, x: PyTree, parts: Sequence[Held], cutoffs: Sequence[int] = (10, 20, 50)
+) -> list[dict[str, Array]]:
+    """`evaluate` for several held-out parts of the same users, with every score made once.
+
+    Args:
+      model: scores items.
+      x: its parameters.
+      parts: what `hold_out` made of each, development and test for example, in groups of the same size.
+      cutoffs: the k.
+
+    Returns:
+      The metrics of every part.
+
+    Raises:
+      ValueError: if a cutoff exceeds the number of items, or the parts have other users or groups.
+    """
+    for part in parts:
+        for k in cutoffs:
+            checks.whole_number("every cutoff", k, 1, part.item_count)
+        _check_same_users(parts[0], part)
+    tables = jax.lax.map(
+        lambda some: [_group_metrics(one, cutoffs) for one in some], _group_ranks(model, x, tuple(parts))
+    )
+    return [_by_user(part, table) for part, table in zip(parts, tables, strict=True)]
+
+
+def _check_same_users(one: Held, other: Held) -> None:
+    same = one.users.shape == other.users.shape and one.item_count == other.item_count
+    same = same and (one.sampled is None) == (other.sampled is None)
+    if same and not checks.is_traced(one.users) and not checks.is_traced(other.users):
+        same = np.array_equal(one.users, other.users)
+    if not same:
+        raise ValueError(
+            "parts must hold out items of the same users, in the same groups and by the same protocol, got "
+            f"users of shapes {one.users.shape} and {other.users.shape}"
+        )
+
+
+def _by_user(held: Held, table: dict[str, Array]) -> dict[str, Array]:
     out = {}
     users, some = held.users.reshape(-1), held.real.any(-1).reshape(-1)
     for name, column in table.items():
@@ -187,9 +228,12 @@ def summarize(per_user: dict[str, Any]) -> dict[str, float]:
 
 
 @eqx.filter_jit
-def mean_metrics(model: Any, x: PyTree, held: Held, cutoffs: tuple[int, ...]) -> dict[str, Array]:
-    """Means over users, compiled."""
-    return {name: jnp.nanmean(column) for name, column in evaluate(model, x, held, cutoffs).items()}
+def mean_metrics(
+    model: Any, x: PyTree, parts: tuple[Held, ...], cutoffs: tuple[int, ...]
+) -> list[dict[str, Array]]:
+    """Means over users of every part, compiled."""
+    found = evaluate_parts(model, x, parts, cutoffs)
+    return [{name: jnp.nanmean(column) for name, column in one.items()} for one in found]
 
 
 class _Ranked(eqx.Module):
@@ -198,23 +242,30 @@ class _Ranked(eqx.Module):
     real: Array
 
 
-def _group_ranks(model: Any, x: PyTree, held: Held) -> _Ranked:
+def _group_ranks(model: Any, x: PyTree, parts: tuple[Held, ...]) -> list[_Ranked]:
     """The ranks of all held-out items, group by group."""
     checked_model(model)
+    item_count = parts[0].item_count
 
-    def full(part: Held) -> Array:
-        catalogue = jnp.arange(held.item_count, dtype=jnp.int32)
-        scores = jax.vmap(lambda user: model.score(x, user, catalogue))(part.users)
+    def full(parts: tuple[Held, ...]) -> list[Array]:
+        catalogue = jnp.arange(item_count, dtype=jnp.int32)
+        scores = jax.vmap(lambda user: model.score(x, user, catalogue))(parts[0].users)
         # A model that has diverged must not come first: NaN loses against everything.
         scores = jnp.where(jnp.isnan(scores), -jnp.inf, scores)
+        return [ranked(scores, part) for part in parts]
+
+    def ranked(scores: Array, part: Held) -> Array:
         own = jnp.take_along_axis(scores, part.items, axis=1)
         scores = scores.at[part.excluded_rows, part.excluded_items].set(-jnp.inf, mode="drop")
         rows = jnp.arange(part.users.shape[0])[:, None]
         # Held-out items compete among themselves apart, where ties can be told by their gains.
-        scores = scores.at[rows, jnp.where(part.real, part.items, held.item_count)].set(-jnp.inf, mode="drop")
+        scores = scores.at[rows, jnp.where(part.real, part.items, item_count)].set(-jnp.inf, mode="drop")
         return _counted(scores, own) + _among(own, part)
 
-    def marked(part: Held) -> Array:
+    def marked(parts: tuple[Held, ...]) -> list[Array]:
+        return [one_marked(part) for part in parts]
+
+    def one_marked(part: Held) -> Array:
         assert part.sampled is not None
         listed = jnp.concatenate([part.items, part.sampled], axis=1)
         scores = jax.vmap(lambda user, items: model.score(x, user, items))(part.users, listed)
@@ -222,8 +273,8 @@ def _group_ranks(model: Any, x: PyTree, held: Held) -> _Ranked:
         own = scores[:, : part.items.shape[1]]
         return _counted(scores[:, part.items.shape[1] :], own) + _among(own, part)
 
-    ranks = jax.lax.map(full if held.sampled is None else marked, held)
-    return _Ranked(ranks, held.values, held.real)
+    ranks = jax.lax.map(full if parts[0].sampled is None else marked, parts)
+    return [_Ranked(one, part.values, part.real) for one, part in zip(ranks, parts, strict=True)]
 
 
 def _counted(scores: Array, own: Array) -> Array:

@@ -180,7 +180,8 @@ class Missed:
         return f"missed {self.metric}"
 
     def __call__(self, problem: Problem, state: State) -> Array:
-        return 1 - mean_metrics(self.model, state.x, self.held, (self.cutoff,))[self.metric]
+        (means,) = mean_metrics(self.model, state.x, (self.held,), (self.cutoff,))
+        return 1 - means[self.metric]
 
 
 def steps_per_epoch(ratings: Ratings, settings: Settings) -> int:
