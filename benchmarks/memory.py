@@ -29,7 +29,7 @@ METHODS: dict[str, Any] = {
     "MMBO": lambda: bx.MMBO(upper_step=0.1, lower_step=0.1),
     "BlockSAGA": lambda: bx.BlockSAGA(upper_step=0.1, lower_step=0.1),
 }
-MOST = {"BlockSAGA": 20_000}  # blocks; it stores gradients of every block and row group
+BLOCKS, MOST = 1_000_000, {"BlockSAGA": 20_000}  # which stores gradients of every block and row group
 D_Y, ROWS = 16, 8
 
 
@@ -84,7 +84,7 @@ def _resident(name: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--blocks", type=int, default=1_000_000)
+    parser.add_argument("--blocks", type=int, help=f"left out, {BLOCKS:,}, or fewer where they would not fit")
     parser.add_argument("--width", type=int, default=1000, help="d_x")
     parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--out", type=Path, default=Path("results"))
@@ -102,7 +102,7 @@ def main() -> None:
     )
     print(*lines, sep="\n")
     for method in options.methods:
-        blocks = min(options.blocks, MOST.get(method, options.blocks))
+        blocks = options.blocks or MOST.get(method, BLOCKS)
         sizes = ["--blocks", str(blocks), "--width", str(options.width)]
         command = [sys.executable, "-m", "benchmarks.memory", "--one", method, *sizes]
         done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -170,7 +170,9 @@ def _loop(solver: Any, problem: Problem, state: State, steps: Array, total: Read
 
     if jax.default_backend() == "cpu":
         return until(last, body, (state, total))
-    # On an accelerator the host decides about every turn of a loop whose length is not known. So runs of a
-    # fixed length follow the odd steps, of which there are some: what is wrong with a start shows at once.
-    odd = jnp.minimum(steps, (steps - 1) % _RUN + 1)
-    return until(last, run, until(state.step + odd, body, (state, total)))
+    # On an accelerator the host decides about every turn of a loop whose length is not known. So the steps
+    # that are left over come first, then runs of a fixed length. The first run of all is taken step by step,
+    # if nothing is left over: what is wrong with a start shows at once.
+    begun = (state.step > 0).astype(steps.dtype)
+    single = jnp.minimum(steps, (steps - 1 + begun) % _RUN + 1 - begun)
+    return until(last, run, until(state.step + single, body, (state, total)))

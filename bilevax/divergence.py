@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from bilevax.memory import Moving
-from bilevax.packing import Table
 from bilevax.solvers.state import State
 from bilevax.trees import PyTree
 
@@ -28,7 +27,8 @@ def describe(state: State, first: int, last: int) -> str:
     """A sentence on the quantity that went wrong first, at the step where f was not finite any more.
 
     If x was not finite one step earlier already, x it is. Otherwise a block spoils z and x within a step, so
-    blocks come before them. If f overflowed while all its arguments are finite, the largest is named.
+    blocks come before them. If f overflowed while all its arguments are finite, the largest is named. Where a
+    run is stopped some steps late (on accelerators), and x and blocks are both gone, none of them is named.
 
     Args:
       state: the state at that step.
@@ -41,6 +41,12 @@ def describe(state: State, first: int, last: int) -> str:
     broken = [(letter, name, *map(int, _bad_slots(tree))) for letter, name, tree in blocks]
     broken = [one for one in broken if one[-1]]
     where, how = "", "is not finite"
+    if jax.default_backend() != "cpu" and last > 1 and broken and not _finite((state.x, state.z)):
+        return (
+            f"the run diverged between steps {first} and {last}: x and {max(one[-1] for one in broken)} "
+            "blocks are not finite, up to 31 steps after f was not; look at upper_step and lower_step, or "
+            "start from smaller ones"
+        )
     if state.x_before is not None and not _finite(state.x_before):
         letter = "x"
     elif broken:
@@ -71,7 +77,7 @@ def _parts(memory: Any) -> list[tuple[str, PyTree]]:
         parts += [("s", memory.y.slope), ("y", memory.y.value)]
     else:
         parts += [("mean", memory.y)]
-    if not isinstance(memory, Table):
+    if hasattr(memory, "pieces"):
         return [*parts, ("H", memory.pieces)]
     parts += [("H", memory.hessian)] if memory.hessian is not None else []
     parts += [("u", memory.v.slope), ("v", memory.v.value)] if memory.v is not None else []

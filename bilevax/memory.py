@@ -9,6 +9,7 @@ after millions of steps in float32, for any schedule.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -134,7 +135,20 @@ def gather(memory: PyTree, slots: Array) -> PyTree:
             return a
         return jax.lax.dynamic_slice_in_dim(a, slots[0], 1, allow_negative_indices=False)
 
+    several = any(a.shape[0] > 1 for a in jax.tree.leaves(memory))
+    if slots.shape == (1,) and several and jax.default_backend() == "cpu":
+        return read_once(lambda: jax.tree.map(take, memory), slots)
     return jax.tree.map(take, memory)
+
+
+def read_once(read: Callable[[], PyTree], slots: Array) -> PyTree:
+    """Slots that are written to afterwards, as read by a function.
+
+    A read may be merged into every computation that uses it, some of which come after the write: the compiler
+    then copies the whole memory in every step. It does not look into a cond.
+    """
+    blank = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(read))
+    return jax.lax.cond(slots[0] >= 0, read, lambda: blank)
 
 
 def scatter(memory: PyTree, slots: Array, rows: PyTree, distinct: bool = True) -> PyTree:

@@ -1,4 +1,4 @@
-"""The memory of a level's slots as a table: all numbers of a slot side by side in one row.
+"""The memory of a level's slots as a table: the numbers of a slot side by side in one row.
 
 A step reads and writes a few slots out of many. An array per quantity would be a gather and a scatter each, a
 launch each on an accelerator, and a cache miss each on a CPU. A table is one of them per slot.
@@ -109,9 +109,9 @@ def pack(memory: Memory) -> Table:
 
 
 def _layout(leaves: list[Array]) -> tuple[Columns, ...]:
-    """What is narrow goes into its dtype's table, if that gets two quantities and has two slots."""
+    """What is narrow goes into its dtype's table, if that gets two quantities."""
     shapes = [leaf.shape[1:] for leaf in leaves]
-    narrow = [leaf.shape[0] > 1 and math.prod(s) <= WIDEST for leaf, s in zip(leaves, shapes, strict=True)]
+    narrow = [math.prod(shape) <= WIDEST for shape in shapes]
     dtypes = [leaf.dtype.name for leaf in leaves]
     together = [dtype for dtype, fits in zip(dtypes, narrow, strict=True) if fits]
     width = dict.fromkeys(dtypes, 0)

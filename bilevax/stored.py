@@ -23,7 +23,7 @@ from jax import Array
 
 from bilevax.groups import Drawn
 from bilevax.lagrangian import Point, over_blocks
-from bilevax.memory import after, gather, scatter
+from bilevax.memory import after, gather, read_once, scatter
 from bilevax.problem import Argmin, Problem
 from bilevax.sampling import Sample
 from bilevax.trees import PyTree, spread
@@ -63,7 +63,7 @@ class Part(eqx.Module):
           count: m.
         """
         places = blocks * self.most + drawn.number
-        change = jax.tree.map(jnp.subtract, fresh, _read_once(self.stored, places))
+        change = jax.tree.map(jnp.subtract, fresh, read_once(lambda: gather(self.stored, places), places))
         per_block, mean = (change.y, change.v), gather((self.mean.y, self.mean.v), blocks)
         y, v = _plus(mean, drawn.scale, per_block)
         mean_y, mean_v = scatter((self.mean.y, self.mean.v), blocks, _plus(mean, drawn.share, per_block))
@@ -87,16 +87,6 @@ class Part(eqx.Module):
         y, v = scatter(means, blocks, _plus(gather(means, blocks), drawn.share, (fresh.y, fresh.v)))
         x = _plus_sum(self.mean.x, drawn.share / count, fresh.x)
         return Part(scatter(self.stored, places, rows), Slopes(x, y, v), self.most)
-
-
-def _read_once(table: PyTree, places: Array) -> PyTree:
-    """Rows of a table that is written to afterwards.
-
-    A plain read is merged into every computation that uses it, some of which may come after the write: XLA
-    then copies the whole table in every step. It does not look into a cond.
-    """
-    blank = jax.tree.map(lambda a: jnp.zeros(places.shape + a.shape[1:], a.dtype), table)
-    return jax.lax.cond(places[0] >= 0, lambda table: gather(table, places), lambda table: blank, table)
 
 
 def blank_part(like: Slopes, blocks: int, most: int) -> Part:

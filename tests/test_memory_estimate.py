@@ -71,12 +71,13 @@ def test_the_estimate_is_what_the_run_holds(name):
     assert estimate.total >= used - 1000
 
 
+@pytest.mark.parametrize("per_step", [1, 4])
 @pytest.mark.parametrize("name", SOLVERS)
-def test_a_step_needs_no_memory_per_block(name):
+def test_a_step_needs_no_memory_per_block(name, per_step):
     """All that is remembered of the blocks is changed in place: nothing of it is copied."""
     solver, level = SOLVERS[name]
-    blocks = 200_000
-    estimate = bx.memory_estimate(make(blocks, level), solver, shape(D_X), shape(blocks, D_Y), **PLAN)
+    blocks, plan = 200_000, PLAN | {"blocks_per_step": per_step}
+    estimate = bx.memory_estimate(make(blocks, level), solver, shape(D_X), shape(blocks, D_Y), **plan)
     assert estimate.slots > blocks * 4 * D_Y
     assert estimate.step < blocks  # not a byte for each of them
 

@@ -45,12 +45,13 @@ def test_narrow_numbers_of_a_dtype_are_one_array():
     assert [array.shape for array in table.apart] == [(5,)]  # visits: the only whole numbers
 
 
-def test_wide_ones_and_those_of_a_single_slot_stay_by_themselves():
+def test_wide_ones_stay_by_themselves():
     wide = pack(memory(slots=2, width=WIDEST + 1))
     assert wide.tables["float32"].shape == (2, 8)  # stamps, and the b of each tree
-    single = pack(memory(slots=1))
-    assert not single.tables
-    assert len(single.apart) == len(jax.tree.leaves(memory(slots=1)))
+
+
+def test_the_layout_does_not_depend_on_the_number_of_slots():
+    assert pack(memory(slots=1)).columns == pack(memory(slots=7)).columns
 
 
 def test_dtypes_are_not_mixed():

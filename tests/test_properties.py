@@ -132,7 +132,7 @@ def test_any_valid_problem_runs_and_keeps_its_shapes(case, name):
         assert result.outcome is bx.Outcome.FINISHED
 
 
-@FEW
+@settings(FEW, max_examples=5)
 @given(case=cases(), curvature=st.sampled_from(["BSVRBv1", "BSVRBv2"]), steps=st.integers(1, 12))
 def test_lazy_updates_are_eager_ones_for_any_schedule(case, curvature, steps):
     """y of every block moves along its own tracked gradient in every step, visited or not."""

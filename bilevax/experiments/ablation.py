@@ -125,9 +125,11 @@ def scaled(numbers: dict[str, float], share: float) -> dict[str, float]:
       1.0
     """
     tuned = validation.BLOCKS_PER_STEP / validation.BLOCKS
-    alpha = numbers["alpha"]
-    gamma = numbers["gamma"] * float(msvr_gamma(alpha, share) / msvr_gamma(alpha, tuned))
-    return numbers | {"lower_step": numbers["lower_step"] * share / tuned, "gamma": gamma}
+    out = numbers | {"lower_step": numbers["lower_step"] * share / tuned}
+    if "gamma" in numbers:
+        alpha = numbers["alpha"]
+        out["gamma"] *= float(msvr_gamma(alpha, share) / msvr_gamma(alpha, tuned))
+    return out
 
 
 def table(curves: list[Curve]) -> list[dict[str, Any]]:

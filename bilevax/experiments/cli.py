@@ -176,7 +176,9 @@ def tune(
             plan = ndcg_tune.Settings(data=problem, trials=trials, epochs=epochs, seed=seed)
             plan = dataclasses.replace(plan, methods=tuple(method or plan.methods))
             if quick:
-                plan = dataclasses.replace(plan, users=200, trials=2, epochs=2, warm_up=1, every=1, width=8)
+                plan = dataclasses.replace(
+                    plan, users=200, trials=2, epochs=2, warm_up=1, every=1, width=8, repeats=0
+                )
             ndcg_tune.tune(plan, out / f"tune-{problem}", quick=quick)
             return
         settings = tune.Settings(data=problem, grid=grid, trials=trials, steps=steps, ridge=ridge, seed=seed)

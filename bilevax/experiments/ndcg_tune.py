@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bilevax import checks
 from bilevax.applications.ranking import BILEVEL, METHODS, NeuMF, train_many
 from bilevax.applications.ranking import Settings as Numbers
 from bilevax.applications.ranking.methods import DISCOUNTS, SURROGATES
@@ -114,6 +115,8 @@ def tune(settings: Settings, folder: str | Path, *, quick: bool = False) -> dict
     Raises:
       ValueError: if the trials cannot be divided among the forms, or a form is not known.
     """
+    checks.whole_number("finalists", settings.finalists, 1)
+    checks.whole_number("repeats", settings.repeats, 0)
     if settings.trials % len(settings.forms):
         raise ValueError(
             f"trials must be a multiple of the {len(settings.forms)} forms, got {settings.trials}"
@@ -132,7 +135,8 @@ def tune(settings: Settings, folder: str | Path, *, quick: bool = False) -> dict
             columns = draw_trials(
                 method, settings.trials // len(choices), settings.seed, **_only(form, "discount")
             )
-            mine += search.run(method, form, columns, settings.seed)
+            keys = jax.random.split(jax.random.key(settings.seed), len(columns["learning_rate"]))
+            mine += search.run(method, form, columns, keys)
         mine.sort(key=lambda row: -row[JUDGED])
         search.repeat(method, mine[: settings.finalists])
         top = max(mine[: settings.finalists], key=lambda row: row.get(REPEATED, row[JUDGED]))
@@ -158,7 +162,7 @@ class _Search:
         self.warm: Any = None
 
     def run(
-        self, method: str, form: dict[str, Any], columns: dict[str, np.ndarray], seed: int
+        self, method: str, form: dict[str, Any], columns: dict[str, np.ndarray], keys: Any
     ) -> list[dict[str, Any]]:
         """Trains once per row of the columns; a row of results for each."""
         settings = self.settings
@@ -170,7 +174,7 @@ class _Search:
             method,
             Numbers().replace(**fixed),
             columns,
-            keys=jax.random.split(jax.random.key(seed), count),
+            keys=keys,
             epochs=settings.epochs,
             dev=self.parts.held_dev,
             x0=self._start(method, count),
@@ -185,7 +189,7 @@ class _Search:
         ]
 
     def repeat(self, method: str, finalists: list[dict[str, Any]]) -> None:
-        """Runs finalists with other seeds, and notes down the mean of each."""
+        """Runs finalists with other seeds, the same for all, and notes down the mean of each."""
         repeats = self.settings.repeats
         groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
         for row in finalists if repeats else []:
@@ -194,7 +198,8 @@ class _Search:
             form = _only(rows[0], "surrogate", "discount")
             names = ranges(method, **_only(form, "discount"))
             columns = {name: np.repeat([row[name] for row in rows], repeats) for name in names}
-            again = self.run(method, form, columns, self.settings.seed + 1)
+            keys = jax.random.split(jax.random.key(self.settings.seed + 1), repeats)
+            again = self.run(method, form, columns, jnp.tile(keys, len(rows)))
             for place, row in enumerate(rows):
                 row[REPEATED] = float(
                     np.mean([one[JUDGED] for one in again[place * repeats : (place + 1) * repeats]])

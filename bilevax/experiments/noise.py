@@ -28,7 +28,7 @@ from jax import Array
 import bilevax as bx
 from bilevax.applications.reweighting import Reweighting, as_rows, cross_entropy, products, reweighting
 from bilevax.data import Dataset, flip_labels, load, remove_positives, split_rows
-from bilevax.experiments.noise_baselines import BASELINES, Corrupted, baselines, plain
+from bilevax.experiments.noise_baselines import BASELINES, Corrupted, baselines, plain, without_advice
 from bilevax.experiments.report import Report, spread
 
 CONFIG = Path(__file__).parent / "configs" / "noise.json"
@@ -239,7 +239,7 @@ def _user_row(
     kept: dict[str, list[float]] = {}
     for seed in seeds:
         one = corrupt(data, noise, seed, config, clean)
-        with ThreadPoolExecutor(1) as beside:  # neither uses two cores for long
+        with without_advice(), ThreadPoolExecutor(1) as beside:  # neither uses two cores for long
             others = beside.submit(baselines, one, seed)
             model = ReweightedClassifier(random_state=seed, **settings.fit)
             model.fit(one.X, one.y, one.X_clean, one.y_clean)

@@ -36,13 +36,12 @@ def baselines(one: Corrupted, seed: int) -> tuple[dict[str, float], np.ndarray]:
     alone = {"n_jobs": 1}
     learning = CleanLearning(_logistic(), seed=seed, verbose=False, find_label_issues_kwargs=alone)
     # The rows known to be clean are given to cleanlab with the others: it has no way to be told.
-    with _without_advice():
-        learning.fit(both[0], (both[1] > 0).astype(int))
-        models = {
-            "noisy rows": _logistic().fit(noisy, one.y),
-            "clean rows": _validated(clean, one.y_clean),
-            "both": _validated(*both, choices=5, most_folds=3),
-        }
+    learning.fit(both[0], (both[1] > 0).astype(int))
+    models = {
+        "noisy rows": _logistic().fit(noisy, one.y),
+        "clean rows": _validated(clean, one.y_clean),
+        "both": _validated(*both, choices=5, most_folds=3),
+    }
     issues: Any = learning.get_label_issues()
     quality = issues["label_quality"].to_numpy()[: len(one.y)]
     scores = {name: float(np.mean(model.predict(test) == one.y_test)) for name, model in models.items()}
@@ -51,10 +50,11 @@ def baselines(one: Corrupted, seed: int) -> tuple[dict[str, float], np.ndarray]:
 
 
 @contextmanager
-def _without_advice() -> Iterator[None]:
+def without_advice() -> Iterator[None]:
     """Hides scikit-learn's advice that columns are collinear, as those of one-hot features are.
 
-    Its solver then goes on with L-BFGS, which is what is advised.
+    Its solver then goes on with L-BFGS, which is what is advised. Warnings belong to the whole process:
+    not for a thread beside others.
     """
     from scipy.linalg import LinAlgWarning
     from sklearn.exceptions import ConvergenceWarning
@@ -73,7 +73,7 @@ def _logistic(**settings: Any) -> Any:
 
 def plain(one: Corrupted) -> float:
     """The test accuracy of logistic regression on the noisy rows."""
-    with _without_advice():
+    with without_advice():
         model = _logistic().fit(one.X.toarray(), one.y)
     return float(model.score(one.X_test.toarray(), one.y_test))
 

@@ -187,7 +187,8 @@ def evaluate_parts(
       The metrics of every part.
 
     Raises:
-      ValueError: if a cutoff exceeds the number of items, or the parts have other users or groups.
+      ValueError: if a cutoff exceeds the number of items, or the parts have other users or groups (under jit,
+        where users cannot be compared: groups of other sizes).
     """
     for part in parts:
         for k in cutoffs:
