@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from bilevax.memory import Memory, gather, scatter
-from bilevax.trees import PyTree
 
 WIDEST = 128  # numbers of a slot's quantity: from some 200 on, putting them side by side costs a CPU more
 
@@ -50,23 +49,15 @@ class Table(eqx.Module):
 
     @property
     def y(self) -> Any:
-        return jax.tree.map(self._read, self._places.y)
+        return self._part("y")
 
     @property
     def v(self) -> Any:
-        return jax.tree.map(self._read, self._places.v)
+        return self._part("v")
 
     @property
     def hessian(self) -> Array | None:
-        return jax.tree.map(self._read, self._places.hessian)
-
-    @property
-    def previous(self) -> PyTree:
-        return jax.tree.map(self._read, self._places.previous)
-
-    @property
-    def visit(self) -> Array | None:
-        return jax.tree.map(self._read, self._places.visit)
+        return self._part("hessian")
 
     @property
     def squares(self) -> Memory:
@@ -80,6 +71,10 @@ class Table(eqx.Module):
     def _places(self) -> Memory:
         """The memory with the number of each quantity in its place."""
         return jax.tree.unflatten(self.structure, range(len(self.columns)))
+
+    def _part(self, name: str) -> Any:
+        """One quantity alone: outside of a compiled function nothing else is copied."""
+        return jax.tree.map(self._read, getattr(self._places, name))
 
     def _read(self, place: int) -> Array:
         dtype, shape, first = self.columns[place]

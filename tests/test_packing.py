@@ -35,7 +35,7 @@ def test_what_is_packed_can_be_read_again(slots, width):
     plain = memory(slots, width)
     table = pack(plain)
     same(table.memory, plain)
-    for name in ("y", "v", "hessian", "previous", "visit"):
+    for name in ("y", "v", "hessian"):
         same(getattr(table, name), getattr(plain, name))
 
 
