@@ -40,7 +40,8 @@ class ErrorTerms(eqx.Module):
     truth: Truth
 
     def __call__(self, state: State) -> dict[str, Array]:
-        (memory,), (clocks,) = state.levels.values(), state.clocks.values()
+        (table,), (clocks,) = state.levels.values(), state.clocks.values()
+        memory = table.memory
         truth, x, x_old = self.truth, state.x, state.x_before
         y, y_old = memory.y.at(clocks.y.now), memory.y.at(clocks.y.before)
         terms = {
