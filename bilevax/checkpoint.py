@@ -20,7 +20,7 @@ from bilevax.problem import Problem
 from bilevax.solvers.state import State
 from bilevax.version import __version__
 
-FORMAT = 4
+FORMAT = 5
 
 
 class CheckpointError(RuntimeError):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from bilevax.memory import Moving
-from bilevax.solvers.state import State
+from bilevax.solvers.state import Along, State
 from bilevax.trees import PyTree
 
 _REMEDY = {
@@ -27,8 +27,9 @@ def describe(state: State, first: int, last: int) -> str:
     """A sentence on the quantity that went wrong first, at the step where f was not finite any more.
 
     If x was not finite one step earlier already, x it is. Otherwise a block spoils z and x within a step, so
-    blocks come before them. If f overflowed while all its arguments are finite, the largest is named. Where a
-    run is stopped some steps late (on accelerators), and x and blocks are both gone, none of them is named.
+    blocks come before them. If f overflowed while all its arguments are finite, the largest is named. Where x
+    and blocks are both gone, and it is not known which of them went first, none of them is named: x one step
+    earlier cannot be had from a z that is not finite, and accelerators stop a run some steps late.
 
     Args:
       state: the state at that step.
@@ -41,13 +42,15 @@ def describe(state: State, first: int, last: int) -> str:
     broken = [(letter, name, *map(int, _bad_slots(tree))) for letter, name, tree in blocks]
     broken = [one for one in broken if one[-1]]
     where, how = "", "is not finite"
-    if jax.default_backend() != "cpu" and last > 1 and broken and not _finite((state.x, state.z)):
+    lost = not _finite(state.z) and isinstance(state.back, Along)  # what x was before cannot be told
+    late = jax.default_backend() != "cpu"
+    if last > 1 and broken and not _finite((state.x, state.z)) and (late or (lost and not _moved(broken))):
         return (
             f"the run diverged between steps {first} and {last}: x and {max(one[-1] for one in broken)} "
-            "blocks are not finite, up to 31 steps after f was not; look at upper_step and lower_step, or "
-            "start from smaller ones"
+            f"blocks are not finite{', up to 31 steps after f was not' if late else ''}; "
+            "look at upper_step and lower_step, or start from smaller ones"
         )
-    if state.x_before is not None and not _finite(state.x_before):
+    if not lost and state.x_before is not None and not _finite(state.x_before):
         letter = "x"
     elif broken:
         letter, name, worst, count = broken[0]
@@ -68,6 +71,11 @@ def describe(state: State, first: int, last: int) -> str:
         f"the run diverged between steps {first} and {last}: {letter}{where} {how}; "
         f"look at {_REMEDY[letter]}, or start from a smaller one"
     )
+
+
+def _moved(broken: list[Any]) -> bool:
+    """Whether a variable of some block is not finite, which it was before this step; not its slope alone."""
+    return any(letter in ("y", "v") for letter, *_ in broken)
 
 
 def _parts(memory: Any) -> list[tuple[str, PyTree]]:

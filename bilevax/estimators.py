@@ -25,9 +25,9 @@ def msvr(tracked: PyTree, now: PyTree, before: PyTree, alpha: Array, gamma: Arra
     return combine((1 - alpha, tracked), (alpha + gamma, now), (-gamma, before))
 
 
-def storm(tracked: PyTree, now: PyTree, before: PyTree, beta: Array) -> PyTree:
-    """STORM: momentum whose stale part is corrected by the change of the sample."""
-    return combine((1 - beta, tracked), (beta - 1, before), (1, now))
+def storm(tracked: PyTree, now: PyTree, minus_before: PyTree, beta: Array) -> PyTree:
+    """STORM: momentum whose stale part is corrected by the change of the sample, which is given as −G̃."""
+    return combine((1 - beta, combine((1, tracked), (1, minus_before))), (1, now))
 
 
 def moving_average(tracked: PyTree, now: PyTree, alpha: Array) -> PyTree:

@@ -23,6 +23,7 @@ from jax.flatten_util import ravel_pytree
 
 from bilevax.problem import Argmin, Problem
 from bilevax.sampling import Sample
+from bilevax.trees import combine
 
 PyTree = Any
 
@@ -35,7 +36,10 @@ class Point(eqx.Module):
 
 
 class Gradients(eqx.Module):
-    """∂ℓ/∂x averaged over the sampled blocks, ∂ℓ/∂y and ∂ℓ/∂v per block, and the mean of f."""
+    """∂ℓ/∂x averaged over the sampled blocks, ∂ℓ/∂y and ∂ℓ/∂v per block, and the mean of f.
+
+    At the point before, x is −∂ℓ/∂x.
+    """
 
     x: PyTree
     y: dict[str, PyTree]
@@ -43,8 +47,16 @@ class Gradients(eqx.Module):
     objective: Array
 
 
-def gradients(problem: Problem, point: Point, v: dict[str, PyTree], sample: Sample) -> Gradients:
-    """The three gradients at a point, on a sample."""
+def gradients(
+    problem: Problem, point: Point, v: dict[str, PyTree], sample: Sample, sign: Any = 1.0
+) -> Gradients:
+    """The three gradients at a point, on a sample; that by x times a sign.
+
+    Where a batch looks at few of the numbers of x, its gradient is a sum into zeros, which the compiler turns
+    into a sum into whatever it is added to: no pass over x. It does so only if the gradient comes with its
+    sign, and divided by the number of blocks. The gradients by y and v are put right afterwards.
+    """
+    blocks, sign = sample.blocks.shape[0], jnp.asarray(sign)
 
     def one(x: Any, y: Any, v: Any, constants: Any, upper: Any, lower: Any) -> tuple[Array, Array]:
         x = problem.see(x, constants, lower)
@@ -57,10 +69,11 @@ def gradients(problem: Problem, point: Point, v: dict[str, PyTree], sample: Samp
 
     def total(x: Any, y: Any, v: Any) -> tuple[Array, Array]:
         scalars, f = over_blocks(one, sample)(x, y, v, sample.constants, sample.upper, sample.lower)
-        return jnp.sum(scalars), jnp.mean(f)
+        return (sign / blocks).astype(scalars.dtype) * jnp.sum(scalars), jnp.mean(f)
 
     (by_x, by_y, by_v), f = jax.grad(total, argnums=(0, 1, 2), has_aux=True)(point.x, point.y, v)
-    return Gradients(jax.tree.map(lambda g: g / sample.blocks.shape[0], by_x), by_y, by_v, f)
+    by_y, by_v = combine((sign * blocks, (by_y, by_v)))
+    return Gradients(by_x, by_y, by_v, f)
 
 
 def upper_gradients(problem: Problem, point: Point, sample: Sample) -> dict[str, PyTree]:

@@ -10,12 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bilevax.checks import is_traced, leading_axis
+from bilevax.checks import leading_axis
+from bilevax.packed import Packed
 from bilevax.stream import Stream
 
 PyTree = Any
-
-_LARGE = 100_000  # elements from which an array is worth packing
 
 
 class Batch(eqx.Module):
@@ -36,60 +35,6 @@ class Batch(eqx.Module):
     def axis(self) -> int | None:
         """The axis of the blocks, for `jax.vmap`."""
         return None if self.shared else 0
-
-
-class Packed(eqx.Module):
-    """Rows, large arrays of which are kept in bytes where that loses nothing.
-
-    Drawing random rows is bound by memory. Indicator and count features held as floats fit into bytes: a
-    quarter of the traffic. They are widened to their own dtype when drawn, so that nobody notices.
-
-    Args:
-      rows: pytree of arrays.
-    """
-
-    stored: PyTree
-    dtypes: tuple[Any, ...] = eqx.field(static=True)
-
-    def __init__(self, rows: PyTree):
-        leaves, structure = jax.tree.flatten(rows)
-        arrays = [leaf if is_traced(leaf) else jnp.asarray(leaf) for leaf in leaves]
-        self.dtypes = tuple(array.dtype for array in arrays)
-        self.stored = jax.tree.unflatten(structure, [_in_bytes(array) for array in arrays])
-
-    def take(self, index: Array) -> PyTree:
-        """The rows at an index."""
-        taken = jax.tree.map(lambda a: a.at[index].get(mode="promise_in_bounds"), self.stored)
-        return self._widened(taken)
-
-    def run(self, first: Array, size: int) -> PyTree:
-        """`size` consecutive rows from each of some first ones: (firsts, size, …)."""
-        if first.shape[0] != 1:
-            return self.take(first[:, None] + jnp.arange(size))
-        taken = jax.tree.map(
-            lambda a: jax.lax.dynamic_slice_in_dim(a, first[0], size, allow_negative_indices=False)[None],
-            self.stored,
-        )
-        return self._widened(taken)
-
-    def unpacked(self) -> PyTree:
-        """All rows."""
-        return self._widened(self.stored)
-
-    def _widened(self, rows: PyTree) -> PyTree:
-        leaves, structure = jax.tree.flatten(rows)
-        wide = [leaf.astype(dtype) for leaf, dtype in zip(leaves, self.dtypes, strict=True)]
-        return jax.tree.unflatten(structure, wide)
-
-
-def _in_bytes(array: Array) -> Array:
-    if is_traced(array) or array.ndim < 2 or array.size < _LARGE:
-        return array
-    if not jnp.issubdtype(array.dtype, jnp.floating):
-        return array
-    small = array.astype(jnp.int8)
-    same = (small.astype(array.dtype) == array) & ~(jnp.signbit(array) & (array == 0))
-    return small if bool(jnp.all(same)) else array
 
 
 class Rows(eqx.Module):

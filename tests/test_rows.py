@@ -10,7 +10,7 @@ import pytest
 from closed_forms import Quadratic
 
 import bilevax as bx
-from bilevax import rows as rows_module
+from bilevax import packed as packed_module
 
 
 def draws(data):
@@ -18,21 +18,27 @@ def draws(data):
 
 
 @pytest.mark.parametrize(
-    ("values", "packed"),
+    ("values", "kept"),
     [
-        ([0.0, 1.0], True),
-        ([-128.0, 127.0], True),
-        ([0.0, 128.0], False),
-        ([0.0, 0.5], False),
-        ([0.0, -0.0], False),
-        ([0.0, np.nan], False),
-        ([0.0, np.inf], False),
+        ([0.0, 1.0], jnp.uint32),
+        ([-128.0, 127.0], jnp.int8),
+        ([0.0, 2.0], jnp.int8),
+        ([0.0, -1.0], jnp.int8),
+        ([0.0, 128.0], jnp.float32),
+        ([0.0, 0.5], jnp.float32),
+        ([0.0, -0.0], jnp.float32),
+        ([0.0, np.nan], jnp.float32),
+        ([0.0, np.inf], jnp.float32),
     ],
 )
-def test_large_arrays_of_small_integers_are_kept_in_bytes_and_come_back_the_same(values, packed):
-    array = np.random.default_rng(0).choice(values, (2000, 60)).astype(np.float32)
-    data = bx.Shared({"row": array, "label": array[:, 0]})
-    assert (data.packed.stored["row"].dtype == jnp.int8) == packed
+@pytest.mark.parametrize("shape", [(60,), (64,), (3, 25)])
+def test_large_arrays_of_small_integers_are_kept_in_bits_or_bytes_and_come_back_the_same(values, kept, shape):
+    array = np.random.default_rng(0).choice(values, (2000, *shape)).astype(np.float32)
+    data = bx.Shared({"row": array, "label": array.reshape(2000, -1)[:, 0]})
+    stored = data.packed.stored["row"]
+    assert stored.dtype == kept
+    if kept == jnp.uint32:
+        assert stored.shape == (2000, -(-array[0].size // 32))
     assert data.rows["row"].dtype == jnp.float32
     np.testing.assert_array_equal(np.asarray(data.rows["row"]).view(np.uint32), array.view(np.uint32))
 
@@ -41,7 +47,7 @@ def test_packed_rows_give_the_same_batches(monkeypatch):
     array = np.random.default_rng(0).integers(0, 2, (2000, 60)).astype(np.float32)
     offsets = np.arange(6) * 400
     packed = [draws(bx.Shared(array)), draws(bx.PerBlock(array, offsets))]
-    monkeypatch.setattr(rows_module, "_LARGE", 10**9)
+    monkeypatch.setattr(packed_module, "LARGE", 10**9)
     plain = [draws(bx.Shared(array)), draws(bx.PerBlock(array, offsets))]
     for one, other in zip(packed, plain, strict=True):
         assert one.dtype == other.dtype

@@ -16,10 +16,12 @@ from bilevax.oracles import Oracles, count_pass, count_visits, rows_per_visit
 from bilevax.problem import Mean, Problem
 from bilevax.rows import PerBlock, Shared
 from bilevax.sampling import START, Sampler
+from bilevax.solvers.coefficients import Coefficient
 from bilevax.solvers.inputs import check_own_slots
 from bilevax.solvers.passes import MOST, over_all_blocks
-from bilevax.solvers.recipe import Coefficient, Recipe, UpperStep
+from bilevax.solvers.recipe import Recipe
 from bilevax.solvers.state import State
+from bilevax.solvers.upper import UpperStep
 from bilevax.stream import Stream
 from bilevax.trees import PyTree, combine, where_slot, zeros_like
 

@@ -13,10 +13,12 @@ from bilevax.lagrangian import Gradients, Point
 from bilevax.oracles import Oracles, count_pass, count_rows
 from bilevax.problem import Problem
 from bilevax.sampling import ROWS, Sample, Sampler
+from bilevax.solvers.coefficients import Coefficient
 from bilevax.solvers.inputs import check_own_slots
-from bilevax.solvers.recipe import Coefficient, Recipe, UpperStep
+from bilevax.solvers.recipe import Recipe
 from bilevax.solvers.state import State
 from bilevax.solvers.table import UPPER, blank_table, filled_table, grouped_sample, levels_of, parts_of
+from bilevax.solvers.upper import UpperStep
 from bilevax.stored import Slopes, lower_slopes, upper_slopes
 from bilevax.trees import PyTree, combine, zeros_like
 

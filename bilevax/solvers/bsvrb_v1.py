@@ -7,7 +7,9 @@ from collections.abc import Callable
 from jax import Array
 
 from bilevax.curvature import TrackedHessian
-from bilevax.solvers.recipe import Coefficient, Recipe, UpperStep
+from bilevax.solvers.coefficients import Coefficient
+from bilevax.solvers.recipe import Recipe
+from bilevax.solvers.upper import UpperStep
 
 
 class BSVRBv1(Recipe):

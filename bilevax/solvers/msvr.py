@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from jax import Array
 
-from bilevax.solvers.recipe import Coefficient, Recipe, UpperStep
+from bilevax.solvers.coefficients import Coefficient
+from bilevax.solvers.recipe import Recipe
+from bilevax.solvers.upper import UpperStep
 
 
 class MSVR(Recipe):

@@ -6,32 +6,30 @@ sample → gather and catch up → ℓ-gradients at t and t−1 → track → sc
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 
 from bilevax import checks
 from bilevax.curvature import Identity, Look, Rates, TrackedHessian, Tracker, Visit
 from bilevax.estimators import moving_average, msvr_gamma, storm
 from bilevax.lagrangian import Point, gradients, upper_gradients
-from bilevax.memory import Clocks, Moving, after, known_after
+from bilevax.memory import Clocks, Moving, after
 from bilevax.oracles import Oracles
 from bilevax.problem import Mean, Problem
 from bilevax.sampling import Sample, Sampler, make_sampler
+from bilevax.solvers.coefficients import Coefficient, evaluate, first
 from bilevax.solvers.inputs import first_rows
 from bilevax.solvers.start import start_state
 from bilevax.solvers.state import Info, State
-from bilevax.trees import PyTree, combine, norm, root_mean_square
+from bilevax.solvers.upper import UpperStep, upper_move
+from bilevax.trees import PyTree, norm, root_mean_square
 
-Coefficient = float | Callable[[Array], Array] | Mapping[str, Any]
 STACKED = 2**22  # numbers of a point, up to which both points of a step are stacked on an accelerator
-
-UpperStep = float | Callable[[Array], Array] | optax.GradientTransformation
 
 
 class Recipe(eqx.Module):
@@ -124,7 +122,7 @@ class Recipe(eqx.Module):
         seen = look.gradients
         beta = evaluate(self.beta, state.step) * (1.0 if self.fixes("beta") else 0.5**stage)
         if self.corrected:
-            z = storm(state.z, seen[0].x, seen[1].x, beta)
+            z = storm(state.z, seen[0].x, seen[1].x, beta)  # the latter is −G̃
         else:
             z = moving_average(state.z, seen[0].x, beta)
         levels, clocks, repaired = {}, {}, []
@@ -140,14 +138,13 @@ class Recipe(eqx.Module):
         levels, z = self.renew(problem, state, levels, z)
         # z is affine in the gradients: where devices share the blocks, one sum over them serves both points.
         z, objective = state.sampler.mean((z, seen[0].objective))
-        now = known_after(z, state.x) if self.corrected else state.x
-        x, optimizer = upper_move(self.upper_step, dataclasses.replace(state, x=now), z, stage)
+        x, optimizer, back = upper_move(self.upper_step, state, z, stage)
         moved = dataclasses.replace(
             state,
             step=state.step + 1,
             x=x,
-            x_before=now if self.corrected else None,
             z=z,
+            back=back if self.corrected else None,
             optimizer=optimizer,
             levels=levels,
             clocks=clocks,
@@ -205,8 +202,10 @@ class Recipe(eqx.Module):
             by_y = _at_points(lambda point: upper_gradients(problem, point, sample), points)
         found = {n: t.directions(visits[n], [one.get(n) for one in by_y]) for n, t in trackers.items()}
         v = [{n: vs[place] for n, vs in found.items()} for place in range(len(points))]
+        signs = [jnp.ones(()), -jnp.ones(())][: len(points)]
         seen = _at_points(
-            lambda pair: gradients(problem, pair[0], pair[1], sample), list(zip(points, v, strict=True))
+            lambda at: gradients(problem, at[0], at[1], sample, at[2]),
+            list(zip(points, v, signs, strict=True)),
         )
         return Look(problem, sample, points, v, seen)
 
@@ -251,28 +250,6 @@ class Recipe(eqx.Module):
         needed = {"lower_step"} | ({"floor"} if isinstance(self.curvature, TrackedHessian) else set())
         start = jnp.zeros((), jnp.int32)
         return {option for option in needed if evaluate(self.option(option), start, name) is None}
-
-
-def upper_move(upper_step: UpperStep, state: State, z: PyTree, stage: Array | int) -> tuple[PyTree, PyTree]:
-    """x one step along z, by a plain step, a schedule or an optax transformation."""
-    shrunk = 0.5 ** (0.5 * stage)
-    if isinstance(upper_step, optax.GradientTransformation):
-        updates, optimizer = upper_step.update(z, state.optimizer, state.x)
-        return combine((1, state.x), (shrunk, updates)), optimizer
-    step = evaluate(upper_step, state.step)
-    return combine((1, state.x), (-step * shrunk, z)), state.optimizer
-
-
-def evaluate(value: Any, step: Array, level: str | None = None) -> Any:
-    """A coefficient at a step, for a level: numbers, schedules, and dicts of them by level."""
-    if isinstance(value, Mapping):
-        value = value.get(level)
-    return value(step) if callable(value) else value
-
-
-def first(*values: Any) -> Any:
-    """The first that is not None."""
-    return next((value for value in values if value is not None), None)
 
 
 def _at_points(function: Callable[[Any], Any], points: list[Any]) -> list[Any]:

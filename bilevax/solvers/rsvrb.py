@@ -23,9 +23,10 @@ from bilevax.oracles import Oracles
 from bilevax.problem import Argmin, Problem
 from bilevax.sampling import SECOND_BLOCKS, START, Sample, make_sampler
 from bilevax.smoothness import estimate_floor, estimate_smoothness
+from bilevax.solvers.coefficients import evaluate, first
 from bilevax.solvers.inputs import check_coefficients, check_factorable, checked_start, first_rows
-from bilevax.solvers.recipe import UpperStep, evaluate, first, upper_move
 from bilevax.solvers.state import Info, State
+from bilevax.solvers.upper import UpperStep, upper_move, way_back
 from bilevax.trees import PyTree, norm, result_dtype, spread, zeros_like
 
 
@@ -178,9 +179,9 @@ class RSVRB(eqx.Module):
         optimizer = (
             self.upper_step.init(x) if isinstance(self.upper_step, optax.GradientTransformation) else None
         )
-        step = jnp.zeros((), jnp.int32)
+        step, back = jnp.zeros((), jnp.int32), way_back(self.upper_step, 0.0, x)
         return State(
-            step, x, x, z, optimizer, {name: memory}, clocks, smoothness, floors, sampler, problem.named
+            step, x, z, back, optimizer, {name: memory}, clocks, smoothness, floors, sampler, problem.named
         )
 
     def oracles(self, problem: Problem) -> Oracles:
@@ -234,14 +235,14 @@ class RSVRB(eqx.Module):
         )  # fmt: skip
         objective = _objective(problem, state.x, {name: gather(memory.y_before, ids)}, sample)
         z, objective = state.sampler.mean((z, objective))
-        x, optimizer = upper_move(self.upper_step, state, z, stage)
+        x, optimizer, back = upper_move(self.upper_step, state, z, stage)
         clocks = {name: Clocks(later, state.clocks[name].v)}
         state = dataclasses.replace(
             state,
             step=state.step + 1,
             x=x,
-            x_before=state.x,
             z=z,
+            back=back,
             optimizer=optimizer,
             levels={name: memory},
             clocks=clocks,

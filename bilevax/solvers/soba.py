@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from bilevax.curvature import TrackedSolve
-from bilevax.solvers.recipe import Coefficient, Recipe, UpperStep
+from bilevax.solvers.coefficients import Coefficient
+from bilevax.solvers.recipe import Recipe
+from bilevax.solvers.upper import UpperStep
 
 
 class SOBA(Recipe):

@@ -34,6 +34,7 @@ from bilevax.solvers.inputs import (
 )
 from bilevax.solvers.passes import over_all_blocks
 from bilevax.solvers.state import State
+from bilevax.solvers.upper import way_back
 from bilevax.trees import PyTree, combine, result_dtype, zeros_like
 
 NEVER = -2  # a last visit that no step's predecessor equals
@@ -70,10 +71,10 @@ def start_state(
     optimizer = (
         recipe.upper_step.init(x) if isinstance(recipe.upper_step, optax.GradientTransformation) else None
     )
-    before = x if recipe.corrected else None
+    back = way_back(recipe.upper_step, 0.0, x) if recipe.corrected else None
     step = jnp.zeros((), jnp.int32)
     state = State(
-        step, x, before, zeros_like(x), optimizer, levels, clocks, smoothness, floors, sampler, problem.named
+        step, x, zeros_like(x), back, optimizer, levels, clocks, smoothness, floors, sampler, problem.named
     )
     return state if rows == 0 else _first_pass(recipe, problem, state, estimated, rows)
 

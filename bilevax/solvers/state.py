@@ -9,7 +9,21 @@ from jax import Array
 
 from bilevax.memory import Clocks, Moving
 from bilevax.sampling import Sampler
-from bilevax.trees import PyTree
+from bilevax.trees import PyTree, combine
+
+
+class Along(eqx.Module):
+    """The way back from a plain step: x − η z was reached by η along z, so that no x before it is kept.
+
+    Attributes:
+      amount: η; 0 before the first step.
+    """
+
+    amount: Array
+
+    def from_(self, x: PyTree, z: PyTree) -> PyTree:
+        """x one step earlier."""
+        return combine((1, x), (self.amount, z))
 
 
 class State(eqx.Module):
@@ -18,8 +32,8 @@ class State(eqx.Module):
     Attributes:
       step: how many steps were taken.
       x: the upper variable.
-      x_before: x one step earlier; None if the method does not look back.
       z: the tracked ∇F.
+      back: x one step earlier, or how to get there; None if the method does not look there.
       optimizer: the state of the optax transformation, if `upper_step` is one.
       levels: the per-slot memory of each lower level.
       clocks: per level, the sums of steps that lazy slots catch up with.
@@ -31,8 +45,8 @@ class State(eqx.Module):
 
     step: Array
     x: PyTree
-    x_before: PyTree
     z: PyTree
+    back: PyTree
     optimizer: PyTree
     levels: dict[str, Any]
     clocks: dict[str, Clocks]
@@ -41,6 +55,11 @@ class State(eqx.Module):
     sampler: Sampler
     named: bool = eqx.field(static=True)
     store: PyTree = None
+
+    @property
+    def x_before(self) -> PyTree:
+        """x one step earlier; None if the method does not look there."""
+        return self.back.from_(self.x, self.z) if isinstance(self.back, Along) else self.back
 
     @property
     def y(self) -> PyTree:

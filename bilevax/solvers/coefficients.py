@@ -1,0 +1,22 @@
+"""Coefficients of a method: numbers, schedules, and dicts of them by level."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jax import Array
+
+Coefficient = float | Callable[[Array], Array] | Mapping[str, Any]
+
+
+def evaluate(value: Any, step: Array, level: str | None = None) -> Any:
+    """A coefficient at a step, for a level: numbers, schedules, and dicts of them by level."""
+    if isinstance(value, Mapping):
+        value = value.get(level)
+    return value(step) if callable(value) else value
+
+
+def first(*values: Any) -> Any:
+    """The first that is not None."""
+    return next((value for value in values if value is not None), None)

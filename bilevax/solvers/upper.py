@@ -1,0 +1,38 @@
+"""How x moves, and how a method that looks back gets to the x before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from bilevax.memory import known_after
+from bilevax.solvers.coefficients import evaluate
+from bilevax.solvers.state import Along, State
+from bilevax.trees import PyTree, combine, result_dtype
+
+UpperStep = float | Callable[[Array], Array] | optax.GradientTransformation
+
+
+def upper_move(
+    upper_step: UpperStep, state: State, z: PyTree, stage: Array | int
+) -> tuple[PyTree, PyTree, PyTree]:
+    """x one step along z, by a plain step, a schedule or an optax transformation; its state; the way back."""
+    shrunk = 0.5 ** (0.5 * stage)
+    if isinstance(upper_step, optax.GradientTransformation):
+        now = known_after(z, state.x)
+        updates, optimizer = upper_step.update(z, state.optimizer, now)
+        return combine((1, now), (shrunk, updates)), optimizer, now
+    step = evaluate(upper_step, state.step) * shrunk
+    return combine((1, state.x), (-step, z)), state.optimizer, way_back(upper_step, step, state.x)
+
+
+def way_back(upper_step: UpperStep, step: Any, x: PyTree) -> PyTree:
+    """What a state keeps of the x that it leaves: the step, if x can be had from it, else x."""
+    exact = all(leaf.dtype.itemsize >= 4 for leaf in jax.tree.leaves(x))  # else rounding would show
+    plain = not isinstance(upper_step, optax.GradientTransformation)
+    return Along(jnp.asarray(step, result_dtype(x))) if plain and exact else x
