@@ -33,29 +33,13 @@ from jax import Array
 
 import bilevax as bx
 from benchmarks import hyperopt
+from benchmarks.track import Track, follow
 from bilevax.chunks import compiled_chunk, compiled_init, numbers_as_arrays
 
 BLOCKS, TENTH = 100, 10
 PEERS = {"all": (BLOCKS, None, None), "blocks": (10, None, None), "mini-batch": (10, 2048, 512)}
 PEER_STEPS = (0.1, 0.3, 1.0, 3.0)  # of Adam
 OUR_STEPS = ((1000.0, 0.1), (1000.0, 0.25), (3000.0, 0.1), (3000.0, 0.25))  # η and τ
-
-
-@dataclasses.dataclass
-class Track:
-    """One run: where x was, after how many seconds."""
-
-    method: str
-    numbers: str
-    seconds: list[float]
-    xs: list[np.ndarray]
-    compile_seconds: float
-    losses: list[float] = dataclasses.field(default_factory=list)
-
-    def seconds_to(self, loss: float) -> float:
-        """When F was first as low as this; infinite if never."""
-        reached = [at for at, value in zip(self.seconds, self.losses, strict=True) if value <= loss]
-        return reached[0] if reached else float("inf")
 
 
 def run_ours(problem: bx.Problem, x0: Array, y0: Array, numbers: tuple[float, float], budget: float) -> Track:
@@ -84,27 +68,30 @@ def run_peer(problem: bx.Problem, x0: Array, y0: Array, name: str, rate: float, 
     """Implicit differentiation: lower solves, the implicit gradient, Adam."""
     step, start = _peer(problem, name, rate)
     keys = jax.random.split(jax.random.key(0), 100_000)
-    began = time.perf_counter()
-    carry = jax.block_until_ready(step(start(x0, y0), keys[0]))  # compiles; its result is not used
-    track = Track(f"implicit, {name}", f"Adam {rate:g}", [], [], time.perf_counter() - began)
-    carry, spent, pause = start(x0, y0), 0.0, 0.0
-    for key in keys:
-        began = time.perf_counter()
-        carry = jax.block_until_ready(step(carry, key))
-        spent += time.perf_counter() - began
-        if spent >= pause:
-            track.seconds.append(spent)
-            track.xs.append(np.asarray(carry[0]))
-            pause = spent * 1.3
-        if spent >= budget:
-            break
-    return track
+    return follow(f"implicit, {name}", f"Adam {rate:g}", lambda: start(x0, y0), step, keys, budget)
+
+
+def implicit_gradient(
+    x: Array, y: Array, blocks: Any, batch: Any, judges: Any, tolerance: float = 1e-4
+) -> tuple[Array, Array]:
+    """The gradient of the mean upper function of some blocks, and their lower solutions, sought from y."""
+    solver = optx.BFGS(rtol=tolerance, atol=tolerance)
+
+    def one(x: Array, y: Array, block: Any) -> tuple[Array, Array]:
+        lower = lambda y, x: hyperopt.lower(x, y, block, batch)  # noqa: E731
+        found = optx.minimise(lower, solver, y, args=x, max_steps=500, throw=False).value
+        return hyperopt.upper(x, found, block, judges), found
+
+    def value(x: Array) -> tuple[Array, Array]:
+        losses, found = jax.vmap(one, in_axes=(None, 0, 0))(x, y, blocks)
+        return jnp.mean(losses), found
+
+    return jax.grad(value, has_aux=True)(x)
 
 
 def _peer(problem: bx.Problem, name: str, rate: float) -> tuple[Callable[..., Any], Callable[..., Any]]:
     count, train_rows, held_rows = PEERS[name]
     optimizer = optax.adam(rate)
-    solver = optx.BFGS(rtol=1e-4, atol=1e-4)
     train, held = problem.lower_data[0], problem.upper_data
     assert isinstance(train, bx.Shared)
     assert isinstance(held, bx.Shared)
@@ -116,26 +103,18 @@ def _peer(problem: bx.Problem, name: str, rate: float) -> tuple[Callable[..., An
         return jax.tree.map(lambda a: a[places], rows)
 
     @eqx.filter_jit
-    def step(carry: tuple[Array, Array, Any], key: Array) -> tuple[Array, Array, Any]:
+    def compiled(carry: tuple[Array, Array, Any], key: Array) -> tuple[Array, Array, Any]:
         x, y, state = carry
         for_blocks, for_train, for_held = jax.random.split(key, 3)
         blocks = jax.random.permutation(for_blocks, BLOCKS)[:count]
         batch, judges = some(train.rows, train_rows, for_train), some(held.rows, held_rows, for_held)
 
-        def one(x: Array, y: Array, block: Any) -> tuple[Array, Array]:
-            lower = lambda y, x: hyperopt.lower(x, y, block, batch)  # noqa: E731
-            found = optx.minimise(lower, solver, y, args=x, max_steps=500, throw=False).value
-            return hyperopt.upper(x, found, block, judges), found
-
-        def value(x: Array) -> tuple[Array, Array]:
-            constants = jax.tree.map(lambda a: a[blocks], problem.blocks)
-            losses, found = jax.vmap(one, in_axes=(None, 0, 0))(x, y[blocks], constants)
-            return jnp.mean(losses), found
-
-        gradient, found = jax.grad(value, has_aux=True)(x)
+        constants = jax.tree.map(lambda a: a[blocks], problem.blocks)
+        gradient, found = implicit_gradient(x, y[blocks], constants, batch, judges)
         updates, state = optimizer.update(gradient, state)
         return optax.apply_updates(x, updates), y.at[blocks].set(found), state
 
+    step = lambda carry, key: jax.block_until_ready(compiled(carry, key))  # noqa: E731
     return step, lambda x, y: (x, y, optimizer.init(x))
 
 
@@ -201,9 +180,8 @@ def main() -> None:
     problem, x0, y0 = hyperopt.problem(hyperopt.load("a8a"), BLOCKS)
     tracks = [run_ours(problem, x0, y0, numbers, options.seconds / 10) for numbers in OUR_STEPS]
     for name in options.peers:
-        for rate in PEER_STEPS:
-            tracks.append(run_peer(problem, x0, y0, name, rate, options.seconds))
-            print(f"{name}, Adam {rate}: {len(tracks[-1].xs)} points", flush=True)
+        tracks += [run_peer(problem, x0, y0, name, rate, options.seconds) for rate in PEER_STEPS]
+        print(f"{name}: {len(tracks)} runs so far", flush=True)
     start = judge(problem, tracks, y0)
     shares = (0.5, 0.9)
     rows = table(tracks, start, shares)
