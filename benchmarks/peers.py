@@ -8,6 +8,8 @@ differentiates F through the solutions by the implicit function theorem, and mov
 - "blocks": 10 blocks, all their rows;
 - "mini-batch": 10 blocks, 2,048 training rows and 512 validation rows.
 
+`benchmarks.torch_peers` has more of them, for whoever has PyTorch.
+
 Steps are tuned for each alike. Every x on the way is judged off the clock, by the exact F of every tenth
 block (that of all of them would take minutes per point).
 """
@@ -38,6 +40,7 @@ from bilevax.chunks import compiled_chunk, compiled_init, numbers_as_arrays
 
 BLOCKS, TENTH = 100, 10
 PEERS = {"all": (BLOCKS, None, None), "blocks": (10, None, None), "mini-batch": (10, 2048, 512)}
+TORCH_PEERS = ("torch-blocks", "torch-mini-batch", "torch-unrolled")
 PEER_STEPS = (0.1, 0.3, 1.0, 3.0)  # of Adam
 OUR_STEPS = ((1000.0, 0.1), (1000.0, 0.25), (3000.0, 0.1), (3000.0, 0.25))  # η and τ
 
@@ -171,16 +174,55 @@ def table(tracks: list[Track], start: float, shares: tuple[float, ...]) -> list[
     return rows
 
 
+def check_torch(split: hyperopt.Split, blocks: int = 3) -> float:
+    """How far the gradients of PyTorch and JAX are apart, relatively, at a random x.
+
+    Raises:
+      ImportError: if torch or torchopt is missing.
+      RuntimeError: if they are over 0.001 apart.
+    """
+    from benchmarks import torch_peers
+
+    problem, x, y = hyperopt.problem(split, blocks)
+    train, held = problem.lower_data[0], problem.upper_data
+    assert isinstance(train, bx.Shared)
+    assert isinstance(held, bx.Shared)
+    x = jax.random.normal(jax.random.key(0), x.shape)
+    with jax.enable_x64(True):  # BFGS in single precision ends 0.01 away from the truth
+        start = (jnp.asarray(x, jnp.float64), jnp.zeros(y.shape, jnp.float64))
+        ours, _ = jax.jit(implicit_gradient)(*start, problem.blocks, train.rows, held.rows, 1e-6)
+        ours = np.asarray(ours)
+    theirs = torch_peers.exact_gradient(split, np.array(x), blocks)
+    apart = float(np.linalg.norm(ours - theirs) / np.linalg.norm(ours))
+    if apart > 1e-3:
+        raise RuntimeError(f"the gradients of PyTorch and JAX are {apart:.1e} apart, expected at most 1e-3")
+    return apart
+
+
+def run_torch(split: hyperopt.Split, name: str, budget: float) -> list[Track]:
+    """A peer in PyTorch with each of its settings."""
+    from benchmarks import torch_peers
+
+    settings = torch_peers.PEERS[name].settings
+    return [torch_peers.run(split, BLOCKS, name, numbers, budget) for numbers in settings]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=40.0, help="time of a peer's run; ours get a tenth")
-    parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS))
+    parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=[*PEERS, *TORCH_PEERS])
     parser.add_argument("--out", type=Path, default=Path("results"))
     options = parser.parse_args()
-    problem, x0, y0 = hyperopt.problem(hyperopt.load("a8a"), BLOCKS)
+    split = hyperopt.load("a8a")
+    if set(options.peers) & set(TORCH_PEERS):
+        print(f"the gradients of PyTorch and JAX are {check_torch(split):.1e} apart", flush=True)
+    problem, x0, y0 = hyperopt.problem(split, BLOCKS)
     tracks = [run_ours(problem, x0, y0, numbers, options.seconds / 10) for numbers in OUR_STEPS]
     for name in options.peers:
-        tracks += [run_peer(problem, x0, y0, name, rate, options.seconds) for rate in PEER_STEPS]
+        if name in TORCH_PEERS:
+            tracks += run_torch(split, name, options.seconds)
+        else:
+            tracks += [run_peer(problem, x0, y0, name, rate, options.seconds) for rate in PEER_STEPS]
         print(f"{name}: {len(tracks)} runs so far", flush=True)
     start = judge(problem, tracks, y0)
     shares = (0.5, 0.9)
