@@ -74,7 +74,7 @@ class Peer(NamedTuple):
 
 def tensors(split: hyperopt.Split, blocks: int) -> Data:
     arrays = (split.train.toarray(), split.labels, split.held.toarray(), split.held_labels)
-    return Data(*map(torch.from_numpy, arrays), torch.from_numpy(hyperopt.temperatures(blocks)))
+    return Data._make(torch.from_numpy(array) for array in (*arrays, hyperopt.temperatures(blocks)))
 
 
 def lower(y: Tensor, x: Tensor, temperature: Tensor, row: Tensor, label: Tensor) -> Tensor:

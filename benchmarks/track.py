@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ def follow(
     numbers: str,
     start: Callable[[], Any],
     step: Callable[[Any, Any], Any],
-    draws: Sequence[Any],
+    draws: Any,
     budget: float,
 ) -> Track:
     """Takes steps for a time, and notes x at times that grow by a factor.
@@ -41,7 +41,7 @@ def follow(
       method, numbers: what the run is called.
       start: the state before the first step; its first entry is x.
       step: from a state and a draw to the next state, finished when it returns.
-      draws: what each step's randomness comes from.
+      draws: a sequence, or an array of keys; what each step's randomness comes from.
       budget: seconds, of steps alone.
     """
     began = time.perf_counter()
