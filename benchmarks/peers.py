@@ -42,13 +42,13 @@ BLOCKS, TENTH = 100, 10
 PEERS = {"all": (BLOCKS, None, None), "blocks": (10, None, None), "mini-batch": (10, 2048, 512)}
 TORCH_PEERS = ("torch-blocks", "torch-mini-batch", "torch-unrolled")
 PEER_STEPS = (0.1, 0.3, 1.0, 3.0)  # of Adam
-OUR_STEPS = ((1000.0, 0.1), (1000.0, 0.25), (3000.0, 0.1), (3000.0, 0.25))  # η and τ
+OUR_STEPS = ((1000.0, 0.25), (3000.0, 0.25), (3000.0, 0.35), (6000.0, 0.25))  # η and τ
 
 
 def run_ours(problem: bx.Problem, x0: Array, y0: Array, numbers: tuple[float, float], budget: float) -> Track:
     """BSVRB v2 with I = 10, B = 32."""
     upper_step, lower_step = numbers
-    solver = bx.BSVRBv2(upper_step=upper_step, lower_step=lower_step, alpha=0.1, gamma=10.0, beta=0.01)
+    solver = bx.BSVRBv2(upper_step=upper_step, lower_step=lower_step, alpha=0.1, gamma=10.0, beta=0.1)
     inputs = (numbers_as_arrays(solver), problem)
     began = time.perf_counter()
     state = compiled_init(*inputs, x0, y0, jax.random.key(0), blocks_per_step=10, batch_size=32)

@@ -23,8 +23,8 @@ BLOCKS, BLOCKS_PER_STEP, BATCH = 100, 10, 32
 METHODS = {"BSVRBv2": bx.BSVRBv2, "BSVRBv1": bx.BSVRBv1, "KSONG": bx.KSONG, "RSVRB": bx.RSVRB}
 STEPS = {"kernel": 2000, "BSVRBv2": 2000, "BSVRBv1": 50, "KSONG": 50, "RSVRB": 2}
 TARGETS = {
-    ("a8a", "BSVRBv2", "kernel"): 1.2,
-    ("w8a", "BSVRBv2", "kernel"): 2.2,
+    ("a8a", "BSVRBv2", "kernel"): 0.8,
+    ("w8a", "BSVRBv2", "kernel"): 1.0,
     ("a8a", "BSVRBv1", "BSVRBv2"): 40.0,
 }
 

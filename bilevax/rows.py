@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from bilevax.checks import leading_axis
-from bilevax.packed import Packed
+from bilevax.compact import Packed
 from bilevax.stream import Stream
 
 PyTree = Any

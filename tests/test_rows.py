@@ -10,7 +10,7 @@ import pytest
 from closed_forms import Quadratic
 
 import bilevax as bx
-from bilevax import packed as packed_module
+from bilevax import compact
 
 
 def draws(data):
@@ -47,7 +47,7 @@ def test_packed_rows_give_the_same_batches(monkeypatch):
     array = np.random.default_rng(0).integers(0, 2, (2000, 60)).astype(np.float32)
     offsets = np.arange(6) * 400
     packed = [draws(bx.Shared(array)), draws(bx.PerBlock(array, offsets))]
-    monkeypatch.setattr(packed_module, "LARGE", 10**9)
+    monkeypatch.setattr(compact, "LARGE", 10**9)
     plain = [draws(bx.Shared(array)), draws(bx.PerBlock(array, offsets))]
     for one, other in zip(packed, plain, strict=True):
         assert one.dtype == other.dtype

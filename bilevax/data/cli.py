@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from bilevax.data.errors import DataError
+from bilevax.cli_errors import errors_as_messages
 from bilevax.data.locate import obtain
 from bilevax.data.registry import ENTRIES, Entry, entry_of, found
 
@@ -21,7 +19,7 @@ data_app = typer.Typer(no_args_is_help=True, help="Data sets: list, fetch and fi
 def list_command() -> None:
     """All known data sets, and where they were found."""
     table = Table("name", "what", "size", "where")
-    with _errors_as_messages():
+    with errors_as_messages("bilevax data"):
         for entry in ENTRIES.values():
             table.add_row(entry.name, entry.what, _size(entry), _where(entry))
     # Paths are to be copied: off a terminal they are never folded.
@@ -31,7 +29,7 @@ def list_command() -> None:
 @data_app.command("fetch")
 def fetch_command(name: str = typer.Argument(help="the data set, as `bilevax data list` calls it")) -> None:
     """Download a data set into the cache, unless it is there, and check it."""
-    with _errors_as_messages():
+    with errors_as_messages("bilevax data"):
         for source in entry_of(name).sources:
             typer.echo(obtain(source))
 
@@ -39,18 +37,9 @@ def fetch_command(name: str = typer.Argument(help="the data set, as `bilevax dat
 @data_app.command("path")
 def path_command(name: str = typer.Argument(help="the data set, as `bilevax data list` calls it")) -> None:
     """Print where the files of a data set are, one per line; download nothing."""
-    with _errors_as_messages():
+    with errors_as_messages("bilevax data"):
         for source in entry_of(name).sources:
             typer.echo(obtain(source, download=False))
-
-
-@contextmanager
-def _errors_as_messages() -> Iterator[None]:
-    try:
-        yield
-    except (DataError, ImportError) as error:
-        typer.echo(f"bilevax data: {error}", err=True)
-        raise typer.Exit(1) from error
 
 
 def _size(entry: Entry) -> str:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bilevax.data.errors import DataError
+from bilevax.cli_errors import errors_as_messages
 
 reproduce_app = typer.Typer(no_args_is_help=True, help="The paper's experiments: tables, plots and settings.")
 
@@ -163,6 +161,8 @@ def tune(
     trials: Annotated[int, typer.Option(help="settings per method")] = 48,
     steps: Annotated[int, typer.Option(help="steps of every run (a8a, w8a)")] = 5000,
     epochs: Annotated[int, typer.Option(help="epochs of every run (ranking)")] = 200,
+    finalists: Annotated[int, typer.Option(help="best settings that are run again (ranking)")] = 4,
+    repeats: Annotated[int, typer.Option(help="with how many other seeds (ranking)")] = 3,
     ridge: Annotated[float | None, typer.Option(help="λ; chosen by the first method if left out")] = None,
     seed: Seed = 1000,
     out: Out = RESULTS,
@@ -173,7 +173,9 @@ def tune(
 
     with errors_as_messages():
         if problem not in ("a8a", "w8a"):
-            plan = ndcg_tune.Settings(data=problem, trials=trials, epochs=epochs, seed=seed)
+            plan = ndcg_tune.Settings(
+                data=problem, trials=trials, epochs=epochs, seed=seed, finalists=finalists, repeats=repeats
+            )
             plan = dataclasses.replace(plan, methods=tuple(method or plan.methods))
             if quick:
                 plan = dataclasses.replace(
@@ -184,13 +186,3 @@ def tune(
         settings = tune.Settings(data=problem, grid=grid, trials=trials, steps=steps, ridge=ridge, seed=seed)
         settings = dataclasses.replace(settings, methods=tuple(method or settings.methods))
         tune.run(settings, out / f"tune-{problem}", quick=quick)
-
-
-@contextmanager
-def errors_as_messages() -> Iterator[None]:
-    """What a user can mend is told in a sentence, not in a traceback."""
-    try:
-        yield
-    except (DataError, ImportError, OSError, ValueError) as error:
-        typer.echo(f"bilevax: {error}", err=True)
-        raise typer.Exit(1) from error
