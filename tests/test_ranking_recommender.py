@@ -1,6 +1,7 @@
 """The recommender, from a table to recommendations; and the training loop below it."""
 
 import json
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from bilevax.applications.ranking import (
     train_many,
 )
 from bilevax.data import DataError, generate, make_interactions, split_last
+from bilevax.progress import Silent
 
 SMALL = {
     "users_per_step": 20,
@@ -94,6 +96,41 @@ def test_runs_side_by_side_are_the_runs_one_by_one(parts):
     assert both.test["ndcg@10"].shape == (2, 40)
     assert both.means("ndcg@10").shape == (2,)
     assert not np.array_equal(both.dev[0], both.dev[1])
+
+
+class Impatient(Silent):
+    """Interrupts a run when it has said something so many times."""
+
+    def __init__(self, at):
+        self.left = at
+
+    def update(self, step, speed, metrics):
+        self.left -= 1
+        if self.left == 0:
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("at", [1, 4])  # in the warm-up, and in the method
+def test_training_that_was_cut_short_goes_on_as_if_it_had_not_been(parts, tmp_path, at):
+    pytest.importorskip("orbax.checkpoint")
+    ratings, dev, _ = parts
+
+    def run(**options):
+        return train(
+            ratings, MF(40, 150, 4), "bsvrb v1", Settings(**SMALL), key=jax.random.key(3), epochs=6, warm_up=1,
+            dev=hold_out(dev, [ratings]), every=1, **options,
+        )  # fmt: skip
+
+    whole = run(progress=None)
+    cut = run(checkpoint=tmp_path, progress=Impatient(at))
+    assert cut.outcome is bx.Outcome.INTERRUPTED
+    assert len(cut.history["step"]) < len(whole.history["step"])
+    resumed = run(checkpoint=tmp_path, resume=True, progress=None)
+    assert resumed.outcome is bx.Outcome.FINISHED
+    assert resumed.epoch == whole.epoch
+    for name in ("step", "missed ndcg@10", "objective"):
+        assert resumed.history[name].tolist() == whole.history[name].tolist()
+    jax.tree.map(np.testing.assert_array_equal, resumed.x, whole.x)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -35,10 +35,10 @@ class Trained:
 
     Attributes:
       x: the parameters: the best by the watched metric where that is watched, else the last.
-      epoch: the epoch they are from.
+      epoch: the epoch they are from; 0 if the run was interrupted in its warm-up.
       history: what was measured; "missed ndcg@10" is 1 − NDCG@10.
       outcome: why the run ended.
-      seconds_per_epoch: of the compiled steps.
+      seconds_per_epoch: of the compiled steps; NaN if none was taken, as the run was over before.
     """
 
     x: PyTree
@@ -109,11 +109,13 @@ def train(
     keep = {"progress": progress, "resume": resume}
     folder = None if checkpoint is None else Path(checkpoint)
     if warm_up:
-        first = _run(
+        first, _ = _run(
             ratings, model, WARM_UP, settings, x0, warm, warm_up, None,
             checkpoint=None if folder is None else folder / "warm-up", **keep,
         )  # fmt: skip
-        x0 = first[0].x
+        if first.outcome is Outcome.INTERRUPTED:
+            return Trained(first.x, 0.0, first.history, first.outcome, float("nan"))
+        x0 = first.x
     measure = None if dev is None else Missed(model, dev, name, cutoff)
     result, per_epoch = _run(
         ratings, model, method, settings, x0, rest, epochs, measure,
@@ -122,7 +124,9 @@ def train(
     )  # fmt: skip
     best = result.best
     x, step = (result.x, int(result.state.step)) if best is None else (best.x, best.step)
-    return Trained(x, step / per_epoch, result.history, result.outcome, per_epoch / result.steps_per_second)
+    speed = result.steps_per_second
+    seconds_per_epoch = per_epoch / speed if speed else float("nan")
+    return Trained(x, step / per_epoch, result.history, result.outcome, seconds_per_epoch)
 
 
 def _run(
