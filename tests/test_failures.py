@@ -13,6 +13,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from devices import several_devices
 from test_checkpoint import SOLVERS, run, same_bits
 
 import bilevax as bx
@@ -199,8 +200,7 @@ DEVICES = """
 
 def test_a_checkpoint_restores_onto_another_number_of_devices(tmp_path):
     for steps, devices in ((60, 4), (120, 2), (200, 1)):
-        flags = f"--xla_force_host_platform_device_count={devices}"
-        process = python(DEVICES.format(folder=str(tmp_path), steps=steps), XLA_FLAGS=flags)
+        process = python(DEVICES.format(folder=str(tmp_path), steps=steps), **several_devices(devices))
         out, errors = process.communicate()
         assert process.returncode == 0, errors
         assert out.split() == [str(devices)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import subprocess
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import sharded_program as program
+from devices import several_devices
 
 import bilevax as bx
 from bilevax.digest import SMALL, checksum
@@ -27,8 +27,7 @@ EIGHT = ["BSVRBv2", "MSVR", "RSVRB", "BlockPAGE", "wide@wide@20", "estimate"]
 
 def start(folder, orders, devices, coordinator=None):
     """A process with so many devices that runs cases of `sharded_program`."""
-    environment = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-    environment |= {"JAX_PLATFORMS": "cpu"} | ({"COORDINATOR": coordinator} if coordinator else {})
+    environment = several_devices(devices) | ({"COORDINATOR": coordinator} if coordinator else {})
     command = [sys.executable, str(TESTS / "sharded_program.py"), str(folder), *orders]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
@@ -257,10 +256,13 @@ def test_strata_must_be_divisible_among_the_devices():
         except ValueError as error:
             print(error)
     """
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     program_text = "\n".join(line[8:] for line in source.splitlines())
     done = subprocess.run(
-        [sys.executable, "-c", program_text], capture_output=True, text=True, env=environment, cwd=TESTS
+        [sys.executable, "-c", program_text],
+        capture_output=True,
+        text=True,
+        env=several_devices(4),
+        cwd=TESTS,
     )
     first, second = done.stdout.splitlines()
     assert "strata must be divisible by the devices of the mesh, got 2 strata on 4 devices" in first
