@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import multiprocessing
 import shutil
 import signal
-import subprocess
-import sys
-import textwrap
 
 import jax
 import numpy as np
@@ -171,16 +168,17 @@ def test_a_diverged_run_leaves_the_last_finite_checkpoint(tmp_path):
         run(solver, steps=10_000, checkpoint=tmp_path, resume=True)
 
 
-PROGRAM = textwrap.dedent(
-    """
-    import sys
-    sys.path.insert(0, {tests!r})
-    import test_checkpoint as t
-    result = t.run(t.SOLVERS[{name!r}], steps={steps}, checkpoint={folder!r}, resume=True, save_every=5,
-                   every=10, metrics={{"alive": lambda p, state: print(int(state.step), flush=True) or 0.0}})
-    print("done", flush=True)
-    """
-)
+# Where processes are forked that have all imports behind them; JAX has not begun to compute in it.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["bilevax", "optax", "orbax.checkpoint", "pytest"])
+
+
+def live(pipe, name, folder, cache, **arguments):
+    """A run that tells the step whenever it measures."""
+    jax.config.update("jax_compilation_cache_dir", cache)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    measure = {"alive": lambda problem, state: pipe.send(int(state.step)) or 0.0}
+    run(SOLVERS[name], checkpoint=folder, resume=True, save_every=5, metrics=measure, **arguments)
 
 
 @pytest.mark.parametrize("name", ["BSVRBv1", "BSVRBv2", "RSVRB", "RE-BSVRBv2", "Adam"])
@@ -188,25 +186,19 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(name, tmp_
     """SIGKILL at random moments while steps are taken and checkpoints written, six times per method."""
     steps, kills = 400, 6
     rng = np.random.default_rng(sum(map(ord, name)))
-    program = PROGRAM.format(
-        tests=os.path.dirname(__file__), name=name, steps=steps, folder=str(tmp_path / "run")
-    )
-    cache = {
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
-    for kill in range(kills + 1):
-        process = subprocess.Popen(
-            [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=os.environ | cache
+    folder, cache = str(tmp_path / "run"), str(tmp_path / "cache")
+    reached = []
+    for _ in range(kills):
+        reports, pipe = FORKS.Pipe(duplex=False)
+        process = FORKS.Process(
+            target=live, args=(pipe, name, folder, cache), kwargs={"steps": steps, "every": 10}
         )
-        reports = int(rng.integers(1, 6)) if kill < kills else 10**9
-        for number, line in enumerate(process.stdout):
-            if line.strip() == "done":
-                break
-            if number + 1 >= reports:
-                process.send_signal(signal.SIGKILL)
-                break
-        process.stdout.close()
-        process.wait()
-    killed = run(SOLVERS[name], steps=steps, every=10, checkpoint=tmp_path / "run", resume=True)
+        process.start()
+        pipe.close()
+        reached.append([reports.recv() for _ in range(rng.integers(1, 6))][-1])
+        process.kill()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
+    assert reached[-1] > reached[0] + 40, "the runs did not go on from one another"
+    killed = run(SOLVERS[name], steps=steps, every=10, checkpoint=folder, resume=True)
     same_bits(run(SOLVERS[name], steps=steps, every=10), killed)
