@@ -3,6 +3,10 @@
 PYTHON ?= python3
 PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
+# Tests compile thousands of small programs, and run them for milliseconds: the compiler is asked to be quick
+# rather than thorough. `make test TEST_XLA_FLAGS=` tests what it makes by default.
+TEST_XLA_FLAGS ?= --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
+
 bin := .venv/bin
 
 # Tests that need data sets look here; without the folder they are skipped.
@@ -16,6 +20,7 @@ endif
 demo: .venv/experiments
 	$(bin)/python -m bilevax.demo
 
+test: export XLA_FLAGS := $(strip $(XLA_FLAGS) $(TEST_XLA_FLAGS))
 test: .venv/dev
 	$(bin)/python -m pytest $(PYTEST_ARGS)
 
