@@ -18,7 +18,7 @@ def begin(upper_step=0.05, x0=CASE.x0):
     """A solver and its state."""
     solver = chunks.numbers_as_arrays(bx.BSVRBv2(upper_step=upper_step, lower_step=0.05))
     plan = {"key": jax.random.key(3), "blocks_per_step": 2, "batch_size": 4}
-    return solver, solver.init(CASE.problem, x0, CASE.y0, **plan)
+    return solver, chunks.compiled_init(solver, CASE.problem, x0, CASE.y0, **plan)
 
 
 @pytest.fixture(scope="module")

@@ -74,7 +74,8 @@ def test_the_groups_of_a_block_are_its_rows_cut_in_order(shared, size):
 def test_groups_are_drawn_uniformly_among_those_a_block_has():
     groups = Groups.of(bx.PerBlock(np.zeros(OFFSETS[-1]), OFFSETS), 3)
     random = bx.Stream.start(KEY)
-    numbers = np.array([groups.draw(random.at(k), jnp.arange(4)).number for k in range(300)])
+    draw = jax.jit(jax.vmap(lambda k: groups.draw(random.at(k), jnp.arange(4)).number))
+    numbers = np.asarray(draw(jnp.arange(300)))
     for block, length in enumerate(LENGTHS):
         count = -(-length // 3)
         seen = np.bincount(numbers[:, block], minlength=count)
@@ -103,7 +104,7 @@ def plain(upper_sees_x=True, upper_data=None):
 
 def test_rows_without_numbers_are_refused():
     with pytest.raises(TypeError, match=r"bilevax.Shared or bilevax.PerBlock, got Endless"):
-        bx.BlockSAGA(0.1).init(plain(upper_data=Endless()), jnp.zeros(3), jnp.zeros((4, 3)), key=KEY)
+        saga_state(plain(upper_data=Endless()))
 
 
 # --- the table ----------------------------------------------------------------------
@@ -111,7 +112,7 @@ def test_rows_without_numbers_are_refused():
 
 def saga_state(problem, **plan):
     plan = {"batch_size": 4, "blocks_per_step": 2} | plan
-    return bx.BlockSAGA(0.1).init(problem, jnp.ones(3), jnp.zeros((4, 3)), key=KEY, **plan)
+    return eqx.filter_jit(bx.BlockSAGA(0.1).init)(problem, jnp.ones(3), jnp.zeros((4, 3)), key=KEY, **plan)
 
 
 def test_no_gradients_by_x_are_stored_of_a_function_that_does_not_look_at_it():
@@ -142,11 +143,9 @@ def test_a_table_that_does_not_fit_is_refused_with_its_bytes(monkeypatch):
 
 def test_refreshes_come_with_their_chance_and_in_the_same_steps_for_every_key():
     solver = bx.BlockPAGE(0.1, refresh_chance=0.02)
-    states = [
-        solver.init(plain(), jnp.ones(3), jnp.zeros((4, 3)), key=jax.random.key(seed)) for seed in (0, 1)
-    ]
-    steps = jnp.arange(20_000)
-    one, other = (np.asarray(solver.refreshes(plain(), state.sampler, steps)) for state in states)
+    problem, init, steps = plain(), eqx.filter_jit(solver.init), jnp.arange(20_000)
+    states = [init(problem, jnp.ones(3), jnp.zeros((4, 3)), key=jax.random.key(seed)) for seed in (0, 1)]
+    one, other = (np.asarray(solver.refreshes(problem, state.sampler, steps)) for state in states)
     np.testing.assert_array_equal(one, other)
     assert abs(one.sum() - 400) < 5 * np.sqrt(400)
     gaps = np.diff(np.flatnonzero(one))
@@ -157,6 +156,6 @@ def test_by_default_refreshes_read_as_many_rows_as_the_steps_between_them():
     family = quadratic_blocks(m=20, d_x=2, d_y=2, rows=50)
     plan = {"blocks_per_step": 4, "batch_size": 5, "key": KEY}
     solver = bx.BlockPAGE(0.1, lower_step=0.1)
-    state = solver.init(family.problem, family.x0, family.y0, **plan)
+    state = eqx.filter_jit(solver.init)(family.problem, family.x0, family.y0, **plan)
     share = np.mean(np.asarray(solver.refreshes(family.problem, state.sampler, jnp.arange(50_000))))
     assert abs(share * 20 * 100 / (2 * 4 * 10) - 1) < 0.1

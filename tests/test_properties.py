@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -141,15 +142,20 @@ def test_lazy_updates_are_eager_ones_for_any_schedule(case, curvature, steps):
         problem, x0, y0, _ = build(case)
         step = lambda t: 0.05 / (1 + t)  # noqa: E731
         solver = getattr(bx, curvature)(upper_step=0.01, lower_step=step)
-        state = solver.init(problem, x0, y0, key=jax.random.key(case["seed"]), **sampling(case))
-        take = jax.jit(solver.step)
-        eager = y0
+        init = eqx.filter_jit(solver.init)
+        state = init(problem, x0, y0, key=jax.random.key(case["seed"]), **sampling(case))
+
+        @jax.jit
+        def take(problem, state):
+            state, _ = solver.step(problem, state)
+            return state, state.y, state.levels["lower"].y.slope
+
+        eager = jax.tree.map(np.asarray, y0)
         for number in range(steps):
-            state, _ = take(problem, state)
-            slope = state.levels["lower"].y.slope
-            eager = jax.tree.map(lambda y, s, t=number: y - step(t) * s, eager, slope)
-            for lazy, moved in zip(jax.tree.leaves(state.y), jax.tree.leaves(eager), strict=True):
-                np.testing.assert_allclose(lazy, moved, rtol=1e-12, atol=1e-13)
+            state, lazy, slope = take(problem, state)
+            eager = jax.tree.map(lambda y, s, t=number: y - step(t) * np.asarray(s), eager, slope)
+            for one, moved in zip(jax.tree.leaves(lazy), jax.tree.leaves(eager), strict=True):
+                np.testing.assert_allclose(one, moved, rtol=1e-12, atol=1e-13)
 
 
 @FEW
@@ -163,9 +169,14 @@ def test_a_block_sees_its_own_rows_only(lengths, size, seed, dtype):
     offsets = np.cumsum([0, *lengths])
     owner = np.repeat(np.arange(len(lengths)), lengths)
     rows = bx.PerBlock({"owner": owner, "value": (owner % 2).astype(dtype)}, offsets)
-    random = bx.Stream.start(jax.random.key(seed))
-    blocks = jnp.arange(len(lengths))
-    for drawn in (rows.draw(random, blocks, size), rows.draw(random, blocks, None)):
+    blocks = np.arange(len(lengths))
+
+    @jax.jit
+    def draw(rows, key):
+        random = bx.Stream.start(key)
+        return [rows.draw(random, jnp.asarray(blocks), count) for count in (size, None)]
+
+    for drawn in jax.tree.map(np.asarray, draw(rows, jax.random.key(seed))):
         assert drawn.rows["value"].dtype == dtype
         assert (drawn.rows["owner"] == blocks[:, None]).all()
         if drawn.weight is not None:

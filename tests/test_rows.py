@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -56,17 +58,17 @@ def test_packed_rows_give_the_same_batches(monkeypatch):
 
 def test_the_first_estimators_come_from_all_rows_on_request():
     case = Quadratic(m=6, rows=7, d_y=3, d_x=3)
-    solver = bx.BSVRBv2(upper_step=0.1)
+    init = functools.partial(eqx.filter_jit(bx.BSVRBv2(upper_step=0.1).init), case.problem, case.x0, case.y0)
     arguments = {"key": jax.random.key(0), "blocks_per_step": 2, "batch_size": 2}
-    state = solver.init(case.problem, case.x0, case.y0, initial_batch_size="all", **arguments)
+    state = init(initial_batch_size="all", **arguments)
     slope = -(case.B @ np.ones(3) + case.shifts.mean(1))  # ∇_y g at y = 0
     np.testing.assert_allclose(state.levels["lower"].y.slope, slope, atol=1e-5)
     np.testing.assert_allclose(state.levels["lower"].v.slope, case.targets.mean(1), atol=1e-5)
     np.testing.assert_allclose(state.z, case.ridge * np.ones(3), atol=1e-6)
-    empty = solver.init(case.problem, case.x0, case.y0, initial_batch_size=0, **arguments)
+    empty = init(initial_batch_size=0, **arguments)
     assert not np.any(empty.levels["lower"].y.slope)
     assert not np.any(empty.z)
-    rough = solver.init(case.problem, case.x0, case.y0, **arguments)
+    rough = init(**arguments)
     assert np.max(np.abs(rough.levels["lower"].y.slope - slope)) > 1e-3
 
 
@@ -137,6 +139,6 @@ def test_the_y_of_a_vmapped_state_is_caught_up_run_by_run():
         return bx.advance(case.problem, solver, state, 20)
 
     for count in (6, 4):
-        states = jax.vmap(run)(jnp.linspace(0.01, 0.1, count))
+        states = jax.jit(jax.vmap(run))(jnp.linspace(0.01, 0.1, count))
         np.testing.assert_allclose(states.y, jax.vmap(lambda state: state.y)(states), rtol=1e-6)
         np.testing.assert_allclose(states.v, jax.vmap(lambda state: state.v)(states), rtol=1e-6)
