@@ -42,11 +42,11 @@ def test_defaults_come_near_the_solution_when_blocks_and_rows_are_sampled(method
 
 
 def second_half(method, family, coupling, **steps):
-    """The mean of ‖∇F‖ over the second half of 20,000 steps with α = β = 0.003."""
-    case = family(m=50, rows=200, d_y=10, d_x=10, coupling=coupling)
+    """The mean of ‖∇F‖ over the second half of 10,000 steps with α = β = 0.003."""
+    case = family(m=50, rows=200, d_y=4, d_x=4, coupling=coupling)
     solver = method(upper_step=0.05, alpha=0.003, beta=0.003, **steps)
     result = bx.minimize(
-        case.problem, solver, case.x0, case.y0, steps=20_000, every=100, blocks_per_step=10, batch_size=8,
+        case.problem, solver, case.x0, case.y0, steps=10_000, every=50, blocks_per_step=10, batch_size=8,
         key=jax.random.key(0), progress=None,
         metrics={"gradient": lambda problem, state: np.linalg.norm(case.gradient(state.x))},
     )  # fmt: skip
@@ -70,7 +70,7 @@ def test_variance_reduction_is_real(reduced, averaged, family, coupling, factor,
 
 @pytest.mark.parametrize("method", [bx.BSVRBv1, bx.BSVRBv2])
 def test_restarts_end_ten_times_closer_to_the_minimum(method):
-    case = Quadratic(m=50, rows=200, d_y=10, d_x=10, ridge=0.5)
+    case = Quadratic(m=50, rows=200, d_y=3, d_x=3, ridge=0.5)
 
     def gap(solver, steps):
         gaps = []

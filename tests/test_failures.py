@@ -199,13 +199,14 @@ DEVICES = """
 
 
 def test_a_checkpoint_restores_onto_another_number_of_devices(tmp_path):
-    for steps, devices in ((60, 4), (120, 2), (200, 1)):
+    for steps, devices in ((60, 4), (120, 2)):
         process = python(DEVICES.format(folder=str(tmp_path), steps=steps), **several_devices(devices))
         out, errors = process.communicate()
         assert process.returncode == 0, errors
         assert out.split() == [str(devices)]
     solver = SOLVERS["BSVRBv1"]
-    same_bits(run(solver), run(solver, checkpoint=tmp_path, resume=True))
+    resumed = run(solver, checkpoint=tmp_path, resume=True)  # on one device
+    same_bits(run(solver), resumed)
 
 
 def test_an_optax_transformation_with_other_numbers_is_another_run(tmp_path):
