@@ -81,10 +81,12 @@ def exact_objective(x, known, surrogate, cutoff, softness, ridge, gate, evenness
                 share = jnp.mean(jax.nn.sigmoid((scores - level) / softness))
                 return (cutoff + 0.5) / ITEMS - share + ridge * level
 
-            level = jnp.zeros(())
-            for _ in range(60):  # Newton's method, differentiated by one more step at the solution
-                level = level - 0.5 * slope(level, scores) / jax.grad(slope)(level, scores)
-            fixed = jax.lax.stop_gradient(level)
+            def improved(_, found):
+                level, scores = found
+                return level - 0.5 * slope(level, scores) / jax.grad(slope)(level, scores), scores
+
+            # Newton's method, differentiated by one more step at the solution
+            fixed, _ = jax.lax.fori_loop(0, 60, improved, (jnp.zeros(()), jax.lax.stop_gradient(scores)))
             level = fixed - slope(fixed, scores) / jax.lax.stop_gradient(jax.grad(slope)(fixed, scores))
             terms = terms * jax.nn.sigmoid((scores[own] - level) / gate)
         total = total - jnp.sum(terms) / (ideal[user] ** (1 - evenness) * gain(values).sum() ** evenness)

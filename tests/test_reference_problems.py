@@ -33,20 +33,30 @@ def points(problem, i):
 # --- closed forms -----------------------------------------------------------
 
 
+def derivatives(problem):
+    """Compiled once for all blocks: of f by x and by y; of g by y, twice by y, and by x and y."""
+    by_y = jax.grad(problem.lower, 1)
+    upper = jax.jit(jax.grad(problem.upper, (0, 1)))
+    lower = jax.jit(lambda *g: (by_y(*g), jax.hessian(problem.lower, 1)(*g), jax.jacobian(by_y, 0)(*g).T))
+    return upper, lower
+
+
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("family", ARGMIN)
 def test_argmin_pieces_are_the_derivatives_of_the_jax_functions(family, ragged):
     problem = family(ragged=ragged)
+    of_upper, of_lower = derivatives(problem)
     for i in range(problem.m):
         start, upper, lower = points(problem, i)
         x, y = start.x, start.y[i]
         f = (jnp.asarray(x), jnp.asarray(y), problem.block(i), problem.upper_batch(upper))
         g = (jnp.asarray(x), jnp.asarray(y), problem.block(i), problem.lower_batch(lower))
-        close(problem.f_x(i, x, y, upper), jax.grad(problem.upper, 0)(*f))
-        close(problem.f_y(i, x, y, upper), jax.grad(problem.upper, 1)(*f))
-        close(problem.g_y(i, x, y, lower), jax.grad(problem.lower, 1)(*g))
-        close(problem.g_yy(i, x, y, lower), jax.hessian(problem.lower, 1)(*g))
-        close(problem.g_xy(i, x, y, lower), jax.jacobian(jax.grad(problem.lower, 1), 0)(*g).T)
+        (f_x, f_y), (g_y, g_yy, g_xy) = of_upper(*f), of_lower(*g)
+        close(problem.f_x(i, x, y, upper), f_x)
+        close(problem.f_y(i, x, y, upper), f_y)
+        close(problem.g_y(i, x, y, lower), g_y)
+        close(problem.g_yy(i, x, y, lower), g_yy)
+        close(problem.g_xy(i, x, y, lower), g_xy)
 
 
 @pytest.mark.parametrize("ragged", [False, True])
@@ -66,6 +76,7 @@ def test_mean_pieces_are_the_derivatives_of_the_jax_functions(ragged):
 @pytest.mark.parametrize("ragged", [False, True])
 def test_mixed_pieces_are_the_derivatives_of_the_jax_functions(ragged):
     problem = problems.Mixed(ragged=ragged)
+    of_upper, of_lower = derivatives(problem)
     for i in range(problem.m):
         start, upper, lower = points(problem, i)
         x, y_a, y_b = start.x, start.y_a[i], start.y_b[i]
@@ -73,13 +84,13 @@ def test_mixed_pieces_are_the_derivatives_of_the_jax_functions(ragged):
         f = (jnp.asarray(x), y, problem.block(i), problem.upper_batch(upper))
         g = (jnp.asarray(x), y["a"], problem.block(i), problem.lower_batch(lower))
         c = (jnp.asarray(x), problem.block(i), problem.lower_batch(lower))
-        f_y = jax.grad(problem.upper, 1)(*f)
-        close(problem.f_x(i, x, y_a, y_b, upper), jax.grad(problem.upper, 0)(*f))
+        (f_x, f_y), (g_y, g_yy, g_xy) = of_upper(*f), of_lower(*g)
+        close(problem.f_x(i, x, y_a, y_b, upper), f_x)
         close(problem.f_a(i, x, y_a, y_b, upper), f_y["a"])
         close(problem.f_b(i, x, y_a, y_b, upper), f_y["b"])
-        close(problem.g_y(i, x, y_a, lower), jax.grad(problem.lower, 1)(*g))
-        close(problem.g_yy(i, x, y_a, lower), jax.hessian(problem.lower, 1)(*g))
-        close(problem.g_xy(i, x, y_a, lower), jax.jacobian(jax.grad(problem.lower, 1), 0)(*g).T)
+        close(problem.g_y(i, x, y_a, lower), g_y)
+        close(problem.g_yy(i, x, y_a, lower), g_yy)
+        close(problem.g_xy(i, x, y_a, lower), g_xy)
         close(problem.c(i, x, lower), problem.inner(*c))
         close(problem.c_x(i, x, lower), jax.jacobian(problem.inner)(*c).T)
 
