@@ -162,12 +162,14 @@ def run(solver, problem, start, key, plan):
 
 @functools.partial(eqx.filter_jit, compiler_options=QUICKLY)
 def draw(solver, problem, sampler):
-    """What all steps see: their blocks, and the places of each block's rows (-1 for rows of no weight)."""
-    solver = solver.solver if isinstance(solver, bx.Restart) else solver
+    """What all steps see: their blocks, and the places of each block's rows (-1 for rows of no weight).
+
+    The solver is None if it has nothing to say about that: such methods share a program.
+    """
 
     def look(t):
         at = SimpleNamespace(step=t, sampler=sampler)
-        sample = solver.draw(problem, at) if isinstance(solver, bx.Recipe) else sampler.draw(problem, t)
+        sample = sampler.draw(problem, t) if solver is None else solver.draw(problem, at)
         batches = {"upper": sample.upper} | sample.lower
         seen = {name: places(batch) for name, batch in batches.items()}
         if isinstance(solver, bx.BlockPAGE):
@@ -182,6 +184,12 @@ def draw(solver, problem, sampler):
         )
 
     return jax.lax.map(look, jnp.arange(STEPS, dtype=jnp.int32))
+
+
+def drawing(solver):
+    """The solver, if it draws in a way of its own."""
+    solver = solver.solver if isinstance(solver, bx.Restart) else solver
+    return solver if isinstance(solver, bx.BlockPAGE | bx.BlockSAGA) else None
 
 
 def read(state):
@@ -270,7 +278,7 @@ def compare(method, solver, blocks, coefficients, given, *, apart=False, **plan)
     if given.get("projection") == "once":  # a `State` does not know the radius: its v is not projected
         states["v"] = np.array([in_ball(v, given["radius"]) for v in states["v"]])
     if plan:
-        samples = as_samples(jax.tree.map(np.asarray, draw(solver, problem, sampler)), blocks)
+        samples = as_samples(jax.tree.map(np.asarray, draw(drawing(solver), problem, sampler)), blocks)
     else:
         samples = problems.full_samples(blocks, STEPS)
         if isinstance(solver, bx.BlockPAGE):
