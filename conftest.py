@@ -18,18 +18,22 @@ def compiled_programs_are_dropped() -> Iterator[None]:
 # The files that take longest, whatever their number of tests: begun first, they do not keep one process busy
 # when all others are done.
 _LONGEST = (
-    "test_checkpoint.py",
     "test_transcription.py",
+    "test_checkpoint.py",
     "test_conformance.py",
-    "test_ranking_recommender.py",
-    "test_ranking_experiment.py",
+    "test_convergence.py",
+    "test_diagnostics.py",
     "test_sharding.py",
     "test_classifier.py",
-    "test_theorems.py",
+    "test_sweep.py",
+    "test_failures.py",
+    "test_reference_problems.py",
+    "test_ranking_recommender.py",
     "test_memory_estimate.py",
-    "test_finite_sums.py",
-    "test_experiments.py",
-    "test_experiment_noise.py",
+    "test_ranking_objective.py",
+    "test_sampling.py",
+    "test_theorems.py",
+    "test_ranking_experiment.py",
 )
 
 
