@@ -174,11 +174,11 @@ FORKS.set_forkserver_preload(["bilevax", "optax", "orbax.checkpoint", "pytest"])
 
 
 def live(pipe, name, folder, cache, **arguments):
-    """A run that tells the step whenever it measures."""
+    """A run that tells the step whenever it measures, and saves at any distance from there."""
     jax.config.update("jax_compilation_cache_dir", cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     measure = {"alive": lambda problem, state: pipe.send(int(state.step)) or 0.0}
-    run(SOLVERS[name], checkpoint=folder, resume=True, save_every=5, metrics=measure, **arguments)
+    run(SOLVERS[name], checkpoint=folder, resume=True, save_every=7, metrics=measure, **arguments)
 
 
 @pytest.mark.parametrize("name", ["BSVRBv1", "BSVRBv2", "RSVRB", "RE-BSVRBv2", "Adam"])
@@ -199,6 +199,6 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(name, tmp_
         process.kill()
         process.join()
         assert process.exitcode == -signal.SIGKILL
-    assert reached[-1] > reached[0] + 40, "the runs did not go on from one another"
+    assert max(reached) > 50, "no run went on from where another was killed"
     killed = run(SOLVERS[name], steps=steps, every=10, checkpoint=folder, resume=True)
     same_bits(run(SOLVERS[name], steps=steps, every=10), killed)
