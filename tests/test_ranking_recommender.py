@@ -117,8 +117,8 @@ def test_training_that_was_cut_short_goes_on_as_if_it_had_not_been(parts, tmp_pa
 
     def run(**options):
         return train(
-            ratings, MF(40, 150, 4), "bsvrb v1", Settings(**SMALL), key=jax.random.key(3), epochs=6, warm_up=1,
-            dev=hold_out(dev, [ratings]), every=1, **options,
+            ratings, MF(40, 150, 4), "bsvrb v1", Settings(**SMALL), key=jax.random.key(3), epochs=6,
+            warm_up=1, dev=hold_out(dev, [ratings]), every=1, **options,
         )  # fmt: skip
 
     whole = run(progress=None)
