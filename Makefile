@@ -4,8 +4,9 @@ PYTHON ?= python3
 PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Tests compile thousands of small programs, and run them for milliseconds: the compiler is asked to be quick
-# rather than thorough. `make test TEST_XLA_FLAGS=` tests what it makes by default.
-TEST_XLA_FLAGS ?= --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
+# rather than thorough, by flags that it knows. `make test TEST_XLA_FLAGS=` tests what it makes by default.
+quick := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
+TEST_XLA_FLAGS ?= $$($(bin)/python tests/known_flags.py $(quick))
 
 bin := .venv/bin
 
@@ -20,9 +21,8 @@ endif
 demo: .venv/experiments
 	$(bin)/python -m bilevax.demo
 
-test: export XLA_FLAGS := $(strip $(XLA_FLAGS) $(TEST_XLA_FLAGS))
 test: .venv/dev
-	$(bin)/python -m pytest $(PYTEST_ARGS)
+	XLA_FLAGS="$$XLA_FLAGS $(TEST_XLA_FLAGS)" $(bin)/python -m pytest $(PYTEST_ARGS)
 
 # Inputs for each of the 15 parsers of bilevax.data: 105,000 in all.
 FUZZ_INPUTS ?= 7000
