@@ -42,7 +42,8 @@ def describe(state: State, first: int, last: int) -> str:
     broken = [(letter, name, *map(int, _bad_slots(tree))) for letter, name, tree in blocks]
     broken = [one for one in broken if one[-1]]
     where, how = "", "is not finite"
-    lost = not _finite(state.z) and isinstance(state.back, Along)  # what x was before cannot be told
+    # After a plain step, x before cannot be told from a z that is not finite; unless the step was not.
+    lost = isinstance(state.back, Along) and _finite(state.back) and not _finite(state.z)
     late = jax.default_backend() != "cpu"
     if last > 1 and broken and not _finite((state.x, state.z)) and (late or (lost and not _moved(broken))):
         return (
