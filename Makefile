@@ -22,7 +22,7 @@ demo: .venv/experiments
 	$(bin)/python -m bilevax.demo
 
 test: .venv/dev
-	XLA_FLAGS="$$XLA_FLAGS $(TEST_XLA_FLAGS)" $(bin)/python -m pytest $(PYTEST_ARGS)
+	XLA_FLAGS="$$(echo $$XLA_FLAGS $(TEST_XLA_FLAGS))" $(bin)/python -m pytest $(PYTEST_ARGS)
 
 # Inputs for each of the 15 parsers of bilevax.data: 105,000 in all.
 FUZZ_INPUTS ?= 7000

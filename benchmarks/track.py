@@ -37,7 +37,7 @@ def follow(
 ) -> Track:
     """Takes steps for a time, and notes x at times that grow by a factor.
 
-    Arguments:
+    Args:
       method, numbers: what the run is called.
       start: the state before the first step; its first entry is x.
       step: from a state and a draw to the next state, finished when it returns.

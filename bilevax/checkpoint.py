@@ -17,6 +17,7 @@ import numpy as np
 from bilevax import processes
 from bilevax.digest import SMALL, checksum
 from bilevax.problem import Problem
+from bilevax.rows import PerBlock, Shared
 from bilevax.solvers.state import State
 from bilevax.version import __version__
 
@@ -210,9 +211,18 @@ def identity(problem: Problem, solver: Any, state: State) -> dict[str, Any]:
         "strata": sampler.strata or 1,
         "key": [int(sampler.random.first), int(sampler.random.second)],
         "shapes": shapes,
+        "rows": _forms(problem),
         "data": sum(checksum(leaf) for leaf in jax.tree.leaves((problem, state.x, state.y))),
     }
     return json.loads(json.dumps(described))
+
+
+def _forms(problem: Problem) -> list[str]:
+    """What the rows of the problem's data are, however they are stored."""
+    sources = [
+        one for one in (problem.upper_data, *problem.lower_data) if isinstance(one, (Shared, PerBlock))
+    ]
+    return [f"{form.dtype}{list(form.shape)}" for source in sources for form in source.packed.forms]
 
 
 def _describe(solver: Any) -> dict[str, str]:

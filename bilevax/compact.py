@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from bilevax.checks import is_traced
@@ -21,6 +20,7 @@ PyTree = Any
 
 LARGE = 100_000  # elements from which an array is worth packing
 _WORD = 32
+_NARROW = 8  # numbers of a row, up to which bytes do: a row takes a word of bits at least
 
 
 class Form(NamedTuple):
@@ -89,13 +89,16 @@ def _pack(array: Array) -> Array:
     same = (small.astype(array.dtype) == array) & ~(jnp.signbit(array) & (array == 0))
     if not bool(jnp.all(same)):
         return array
-    return _in_bits(np.asarray(small)) if bool(jnp.all((small == 0) | (small == 1))) else small
+    wide = math.prod(array.shape[1:]) > _NARROW
+    return _in_bits(small) if wide and bool(jnp.all((small == 0) | (small == 1))) else small
 
 
-def _in_bits(small: np.ndarray) -> Array:
-    rows = small.reshape(len(small), -1)
-    padded = np.pad(rows, ((0, 0), (0, -rows.shape[1] % _WORD)))
-    return jnp.asarray(np.packbits(padded, axis=1, bitorder="little").view("<u4"))
+@jax.jit  # where the rows are: they may be spread over devices
+def _in_bits(small: Array) -> Array:
+    rows = small.reshape(small.shape[0], -1)
+    padded = jnp.pad(rows, ((0, 0), (0, -rows.shape[1] % _WORD)))
+    words = padded.reshape(rows.shape[0], -1, _WORD).astype(jnp.uint32)
+    return jnp.sum(words << jnp.arange(_WORD, dtype=jnp.uint32), axis=-1, dtype=jnp.uint32)
 
 
 def _unpack(rows: Array, form: Form) -> Array:

@@ -101,7 +101,7 @@ class Look(NamedTuple):
       sample: the blocks and rows of the step.
       points: x and y.
       v: per level, ≈ [∇²_yy g]⁻¹ ∇_y f.
-      gradients: those of ℓ.
+      gradients: those of ℓ; at the point before, that by x is negated (see `lagrangian.gradients`).
       store: the stored gradients after this look, where a method keeps them.
     """
 

@@ -39,13 +39,14 @@ def describe(state: State, first: int, last: int) -> str:
     blocks = [
         (letter, name, tree) for name, memory in state.levels.items() for letter, tree in _parts(memory)
     ]
-    broken = [(letter, name, *map(int, _bad_slots(tree))) for letter, name, tree in blocks]
+    broken: list[Any] = [(letter, name, *map(int, _bad_slots(tree))) for letter, name, tree in blocks]
     broken = [one for one in broken if one[-1]]
     where, how = "", "is not finite"
     # After a plain step, x before cannot be told from a z that is not finite; unless the step was not.
     lost = isinstance(state.back, Along) and _finite(state.back) and not _finite(state.z)
     late = jax.default_backend() != "cpu"
-    if last > 1 and broken and not _finite((state.x, state.z)) and (late or (lost and not _moved(broken))):
+    unclear = late or (lost and not _moved(state, broken))
+    if last > 1 and broken and unclear and not _finite((state.x, state.z)):
         return (
             f"the run diverged between steps {first} and {last}: x and {max(one[-1] for one in broken)} "
             f"blocks are not finite{', up to 31 steps after f was not' if late else ''}; "
@@ -74,9 +75,15 @@ def describe(state: State, first: int, last: int) -> str:
     )
 
 
-def _moved(broken: list[Any]) -> bool:
-    """Whether a variable of some block is not finite, which it was before this step; not its slope alone."""
-    return any(letter in ("y", "v") for letter, *_ in broken)
+def _moved(state: State, broken: list[Any]) -> bool:
+    """Whether a block's variable was not finite when this step began; what is not lazy moves in the step."""
+    lazy = {
+        (letter, name)
+        for name, memory in state.levels.items()
+        for letter in ("y", "v")
+        if isinstance(one := getattr(memory, letter, None), Moving) and one.stamp is not None
+    }
+    return any((letter, name) in lazy for letter, name, *_ in broken)
 
 
 def _parts(memory: Any) -> list[tuple[str, PyTree]]:

@@ -54,9 +54,12 @@ def gradients(
 
     Where a batch looks at few of the numbers of x, its gradient is a sum into zeros, which the compiler turns
     into a sum into whatever it is added to: no pass over x. It does so only if the gradient comes with its
-    sign, and divided by the number of blocks. The gradients by y and v are put right afterwards.
+    sign, and divided by the number of blocks. The gradients by y and v are put right afterwards. (They would
+    lose by it in less than 32 bits: there the gradient by x is divided afterwards.)
     """
     blocks, sign = sample.blocks.shape[0], jnp.asarray(sign)
+    narrow = any(leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves((point, v)))
+    share = sign / blocks
 
     def one(x: Any, y: Any, v: Any, constants: Any, upper: Any, lower: Any) -> tuple[Array, Array]:
         x = problem.see(x, constants, lower)
@@ -69,10 +72,14 @@ def gradients(
 
     def total(x: Any, y: Any, v: Any) -> tuple[Array, Array]:
         scalars, f = over_blocks(one, sample)(x, y, v, sample.constants, sample.upper, sample.lower)
-        return (sign / blocks).astype(scalars.dtype) * jnp.sum(scalars), jnp.mean(f)
+        scalar = jnp.sum(scalars)
+        return scalar if narrow else share.astype(scalar.dtype) * scalar, jnp.mean(f)
 
     (by_x, by_y, by_v), f = jax.grad(total, argnums=(0, 1, 2), has_aux=True)(point.x, point.y, v)
-    by_y, by_v = combine((sign * blocks, (by_y, by_v)))
+    if narrow:
+        by_x = combine((share, by_x))
+    else:
+        by_y, by_v = combine((sign * blocks, (by_y, by_v)))
     return Gradients(by_x, by_y, by_v, f)
 
 

@@ -30,7 +30,8 @@ class MemoryEstimate:
     Attributes:
       data: the problem: the blocks' constants and all rows.
       slots: what is remembered per slot: variables, estimators, Hessians, stamps, stored gradients.
-      x: x, its value one step earlier where a method looks back, and z.
+      x: x and z; and x one step earlier where a method keeps it (it looks back, and `upper_step` is an optax
+        transformation or x has less than 32 bits).
       optimizer: the state of the optax transformation.
       step: what a step needs besides, while it is computed.
       start: what the first pass needs besides, with x0 and y0 as they were given.
@@ -146,11 +147,12 @@ def memory_estimate(
 
 
 def _shapes(tree: PyTree) -> Any:
-    """Arrays as shapes; what is a shape stays one."""
+    """Arrays as shapes, of the dtypes that they have on a device; what is a shape stays one."""
 
     def outline(leaf: Any) -> Any:
         if isinstance(leaf, jax.ShapeDtypeStruct):
-            return leaf
+            dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+            return leaf if leaf.dtype == dtype else jax.ShapeDtypeStruct(leaf.shape, dtype)
         array = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
         return jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
 

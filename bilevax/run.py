@@ -79,14 +79,14 @@ class Run:
         self.state, self.history, self.shards = state, History(), shards
         self.done, self.running, self.compile_seconds = 0, 0.0, 0.0
         self.total, self.counted = (0.0, 0.0), 0  # of f, since the last entry
-        self.chunk, self.began_at = _FIRST_CHUNK, 0
+        self.chunk = _FIRST_CHUNK
         self.failed = ""
         self.best_iterate, self.best_value, self.best_step, self.stale = best, np.inf, 0, 0
 
     @property
     def speed(self) -> float:
         """Steps per second."""
-        return (self.done - self.began_at) / self.running if self.running else 0.0
+        return self.done / self.running if self.running else 0.0
 
     def advance(self, inputs: Any, boundary: int) -> None:
         """Takes a chunk of steps, at most up to a boundary."""
@@ -176,7 +176,7 @@ class Run:
             return
         self.state, self.best_iterate, notes = saved
         self.history = History(notes["history"])
-        self.done = self.began_at = int(self.state.step)
+        self.done = int(self.state.step)
         self.running, self.total, self.counted = notes["running"], tuple(notes["total"]), notes["counted"]
         value, self.best_step, self.stale = notes["best"]
         self.best_value = np.inf if value is None else value

@@ -8,9 +8,8 @@ START = "import jax; jax.devices()"
 
 
 def known(flag):
-    started = subprocess.run(
-        [sys.executable, "-c", START], env=os.environ | {"XLA_FLAGS": flag}, capture_output=True, check=False
-    )
+    env = os.environ | {"XLA_FLAGS": flag, "JAX_PLATFORMS": "cpu"}
+    started = subprocess.run([sys.executable, "-c", START], env=env, capture_output=True, check=False)
     return started.returncode == 0
 
 

@@ -179,6 +179,9 @@ def live(pipe, name, folder, cache, **arguments):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     measure = {"alive": lambda problem, state: pipe.send(int(state.step)) or 0.0}
     run(SOLVERS[name], checkpoint=folder, resume=True, save_every=7, metrics=measure, **arguments)
+    for _ in range(6):  # as many as anyone waits for
+        pipe.send(arguments["steps"])
+    signal.pause()  # too fast: it is killed all the same
 
 
 @pytest.mark.parametrize("name", ["BSVRBv1", "BSVRBv2", "RSVRB", "RE-BSVRBv2", "Adam"])

@@ -160,7 +160,11 @@ def test_typed_columns_are_taken_as_they_are(tmp_path, monkeypatch):
         ("rating", [1.0, np.inf], "expected a finite number as rating in row 2"),
         ("rating", [1.0, np.nan], "expected an entry as rating in row 2"),
         ("time", [1.0, 2.5], "expected a whole number as time in row 2"),
-        ("time", [np.datetime64("NaT"), np.datetime64("2005-01-01")], "expected an entry as time in row 1"),
+        (
+            "time",
+            [np.datetime64("NaT", "D"), np.datetime64("2005-01-01")],
+            "expected an entry as time in row 1",
+        ),
     ],
 )
 def test_bad_entries_of_typed_columns_are_refused(tmp_path, monkeypatch, column, values, message):

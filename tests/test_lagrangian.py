@@ -151,3 +151,28 @@ def test_upper_gradients_hessians_and_the_objective_are_those_of_the_pieces(fami
     close(by_y, stacked(expected, "f_y"))
     close(found, stacked(expected, "g_yy"))
     np.testing.assert_allclose(seen.objective, np.mean([one["f"] for one in expected]), atol=TOLERANCE)
+
+
+def half_problem(dtype):
+    """∇_y g_i is 2e-5 in every block."""
+    return bx.Problem(
+        upper=lambda x, y, block, batch: jnp.sum(x * y),
+        lower=lambda x, y, block, batch: jnp.asarray(2e-5, dtype) * jnp.sum(y) + jnp.sum(x * y),
+        blocks=jnp.zeros(1000, dtype),
+    )
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_gradients_have_the_precision_of_their_dtype_with_either_sign(dtype, sign):
+    problem = half_problem(dtype)
+    sample = make_sampler(problem, jax.random.key(0), None, None, True, None).draw(problem, jnp.asarray(0))
+    x, y = jnp.zeros(2, dtype), {"lower": jnp.ones((1000, 2), dtype)}
+    seen = gradients(problem, Point(x, y), y, sample, sign)
+    precision = 2 * float(jnp.finfo(dtype).eps)
+    smallest = float(jnp.finfo(dtype).smallest_subnormal)
+    np.testing.assert_allclose(np.asarray(seen.v["lower"], float), -2e-5, rtol=precision, atol=smallest)
+    # f and −⟨v, ∇_y g⟩ cancel at x: y − v = 0.
+    np.testing.assert_allclose(np.asarray(seen.x, float), 0, atol=precision)
+    shifted = gradients(problem, Point(x, {"lower": 3 * y["lower"]}), y, sample, sign)
+    np.testing.assert_allclose(np.asarray(shifted.x, float), 2 * sign, rtol=4 * precision)  # a sum of 1,000

@@ -105,11 +105,12 @@ def test_the_first_signal_ends_the_run_and_returns_what_there_is(number):
         (bx.BSVRBv2(upper_step=0.1, inverse_step=50.0), "inverse_step"),
         (bx.MMBO(upper_step=0.1, inverse_step=50.0), "inverse_step"),
         (bx.BSVRBv2(upper_step=1e30), "upper_step"),
+        (bx.RSVRB(upper_step=1e20), "upper_step"),
     ],
 )
 def test_a_diverged_run_says_what_went_wrong_and_where_to_look(solver, quantity):
     with pytest.raises(
-        bx.DivergedError, match=r"diverged between steps \d+ and \d+.*look at " + quantity
+        bx.DivergedError, match=rf"diverged between steps \d+ and \d+.*look at {quantity}, or"
     ) as error:
         run(solver, steps=100_000)
     assert error.value.result.outcome is bx.Outcome.DIVERGED

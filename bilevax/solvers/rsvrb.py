@@ -26,7 +26,7 @@ from bilevax.smoothness import estimate_floor, estimate_smoothness
 from bilevax.solvers.coefficients import evaluate, first
 from bilevax.solvers.inputs import check_coefficients, check_factorable, checked_start, first_rows
 from bilevax.solvers.state import Info, State
-from bilevax.solvers.upper import UpperStep, upper_move, way_back
+from bilevax.solvers.upper import UpperStep, upper_move
 from bilevax.trees import PyTree, norm, result_dtype, spread, zeros_like
 
 
@@ -179,9 +179,9 @@ class RSVRB(eqx.Module):
         optimizer = (
             self.upper_step.init(x) if isinstance(self.upper_step, optax.GradientTransformation) else None
         )
-        step, back = jnp.zeros((), jnp.int32), way_back(self.upper_step, 0.0, x)
+        step = jnp.zeros((), jnp.int32)
         return State(
-            step, x, z, back, optimizer, {name: memory}, clocks, smoothness, floors, sampler, problem.named
+            step, x, z, x, optimizer, {name: memory}, clocks, smoothness, floors, sampler, problem.named
         )
 
     def oracles(self, problem: Problem) -> Oracles:
@@ -235,14 +235,14 @@ class RSVRB(eqx.Module):
         )  # fmt: skip
         objective = _objective(problem, state.x, {name: gather(memory.y_before, ids)}, sample)
         z, objective = state.sampler.mean((z, objective))
-        x, optimizer, back = upper_move(self.upper_step, state, z, stage)
+        x, optimizer, _ = upper_move(self.upper_step, state, z, stage)
         clocks = {name: Clocks(later, state.clocks[name].v)}
         state = dataclasses.replace(
             state,
             step=state.step + 1,
             x=x,
             z=z,
-            back=back,
+            back=state.x,  # little beside the Jacobians
             optimizer=optimizer,
             levels={name: memory},
             clocks=clocks,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import equinox as eqx
+import jax
 from jax import Array
 
 from bilevax.memory import Clocks, Moving
 from bilevax.sampling import Sampler
-from bilevax.trees import PyTree, combine
+from bilevax.trees import PyTree, spread
 
 
 class Along(eqx.Module):
@@ -23,7 +24,8 @@ class Along(eqx.Module):
 
     def from_(self, x: PyTree, z: PyTree) -> PyTree:
         """x one step earlier."""
-        return combine((1, x), (self.amount, z))
+        # A state that came out of a vmap has an amount per run.
+        return jax.tree.map(lambda a, slope: a + spread(self.amount, slope) * slope, x, z)
 
 
 class State(eqx.Module):

@@ -33,6 +33,6 @@ def upper_move(
 
 def way_back(upper_step: UpperStep, step: Any, x: PyTree) -> PyTree:
     """What a state keeps of the x that it leaves: the step, if x can be had from it, else x."""
-    exact = all(leaf.dtype.itemsize >= 4 for leaf in jax.tree.leaves(x))  # else rounding would show
+    precise = all(leaf.dtype.itemsize >= 4 for leaf in jax.tree.leaves(x))  # else rounding would show
     plain = not isinstance(upper_step, optax.GradientTransformation)
-    return Along(jnp.asarray(step, result_dtype(x))) if plain and exact else x
+    return Along(jnp.asarray(step, result_dtype(x))) if plain and precise else x

@@ -36,9 +36,10 @@ class Trained:
     Attributes:
       x: the parameters: the best by the watched metric where that is watched, else the last.
       epoch: the epoch they are from; 0 if the run was interrupted in its warm-up.
-      history: what was measured; "missed ndcg@10" is 1 − NDCG@10.
+      history: what was measured; "missed ndcg@10" is 1 − NDCG@10. That of the warm-up, which has no such
+        metric, if the run was interrupted there.
       outcome: why the run ended.
-      seconds_per_epoch: of the compiled steps; NaN if none was taken, as the run was over before.
+      seconds_per_epoch: of the compiled steps; NaN if there were none.
     """
 
     x: PyTree
