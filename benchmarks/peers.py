@@ -225,7 +225,7 @@ def main() -> None:
             tracks += [run_peer(problem, x0, y0, name, rate, options.seconds) for rate in PEER_STEPS]
         print(f"{name}: {len(tracks)} runs so far", flush=True)
     start = judge(problem, tracks, y0)
-    shares = (0.5, 0.9)
+    shares = (0.5, 0.9, 0.98)
     rows = table(tracks, start, shares)
     names = list(rows[0])
     lines = ["| " + " | ".join(names) + " |", "| " + " | ".join("---" for _ in names) + " |"]
