@@ -84,6 +84,14 @@ CASES = {
 }
 
 
+def spread_rows(mesh):
+    """Zeros and ones, spread over all devices before the problem gets them; each process has a part."""
+    own = np.arange(100_000 // jax.process_count()).reshape(-1, 100) % 3 == 0
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("blocks"))
+    rows = jax.make_array_from_process_local_data(whole, own.astype(np.float32))
+    return bx.PerBlock(rows, np.arange(0, rows.shape[0] + 1, 100)).packed.stored
+
+
 def spread(problem, state):
     """A metric that needs all blocks, of the state and of the problem."""
     return jnp.mean(state.y**2) + jnp.mean(jax.tree.leaves(problem.blocks)[0])
@@ -108,7 +116,7 @@ def arrays(result):
 def main() -> None:
     """`NAME` runs a case, `NAME@CHECKPOINT@STEPS` goes on from a checkpoint in the folder up to a step.
 
-    `estimate` prints the memory of a run.
+    `estimate` prints the memory of a run, `rows` how rows are kept that are spread over the devices.
     """
     folder, *orders = sys.argv[1:]
     folder = Path(folder)
@@ -119,6 +127,10 @@ def main() -> None:
             problem, x0, y0 = make_problem(lower)
             plan = {"blocks_per_step": PER_STEP, "batch_size": BATCH, "mesh": mesh}
             print(bx.memory_estimate(problem, bx.MMBO(**STEPS), x0, y0, **plan).__repr__(), flush=True)
+            continue
+        if name == "rows":
+            kept = spread_rows(mesh)
+            print("rows as", kept.dtype, "split along", *kept.sharding.spec, flush=True)
             continue
         given = {"log": folder / f"{order}.jsonl"}
         if rest:

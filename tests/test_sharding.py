@@ -94,9 +94,10 @@ def test_two_processes_follow_one_device_and_restore_what_eight_devices_saved(ei
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    orders = ["KSONG", "wide@of_eight@40"]
+    orders = ["rows", "KSONG", "wide@of_eight@40"]
     pair = [start(tmp_path, orders, 2, f"{address} 2 {number}") for number in range(2)]
     outputs = finish(pair)
+    assert all("rows as uint32 split along blocks" in output for output in outputs)
     assert all("KSONG on 4 devices, y split along blocks" in output for output in outputs)
     agrees(np.load(tmp_path / "KSONG.npz"), alone("KSONG"))
     agrees(np.load(tmp_path / "wide@of_eight@40.npz"), alone("wide"))
