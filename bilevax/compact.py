@@ -46,7 +46,7 @@ class Packed(eqx.Module):
         arrays = [leaf if is_traced(leaf) else jnp.asarray(leaf) for leaf in leaves]
         kept = [_pack(array) for array in arrays]
         self.forms = tuple(
-            Form(array.dtype, array.shape[1:], one.dtype == jnp.uint32 != array.dtype)
+            Form(array.dtype, array.shape[1:], one.dtype == jnp.uint32 and array.dtype != jnp.uint32)
             for array, one in zip(arrays, kept, strict=True)
         )
         self.stored = jax.tree.unflatten(structure, kept)

@@ -51,7 +51,9 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bits(name, tmp_pat
 
 def test_resuming_without_a_checkpoint_starts_anew_and_a_finished_run_returns_at_once(tmp_path):
     first = run(checkpoint=tmp_path, resume=True)
-    same_bits(first, run(checkpoint=tmp_path, resume=True))
+    again = run(checkpoint=tmp_path, resume=True)
+    same_bits(first, again)
+    assert again.steps_per_second == pytest.approx(first.steps_per_second)
 
 
 def test_patience_and_the_best_iterate_survive(tmp_path):
@@ -144,6 +146,28 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path):
             other.problem, SOLVERS["BSVRBv2"], CASE.x0, CASE.y0, steps=200, key=jax.random.key(0),
             progress=None, blocks_per_step=2, batch_size=3, checkpoint=tmp_path, resume=True,
         )  # fmt: skip
+
+
+def test_rows_of_another_width_are_other_data_even_if_they_are_stored_alike(tmp_path):
+    rows = np.random.default_rng(0).integers(0, 2, (2000, 60)).astype(np.float32)
+    wider = np.pad(rows, ((0, 0), (0, 4)))
+    np.testing.assert_array_equal(bx.Shared(rows).packed.stored, bx.Shared(wider).packed.stored)
+
+    def run_on(rows, **arguments):
+        problem = bx.Problem(
+            lambda x, y, block, batch: (y - block) ** 2 + x**2,
+            lambda x, y, block, batch: (y - x) ** 2 * batch.mean(),
+            np.arange(4.0),
+            lower_data=bx.Shared(rows),
+        )
+        start = {"y0": np.zeros(4), "key": jax.random.key(0), "blocks_per_step": 2, "batch_size": 3}
+        bx.minimize(
+            problem, SOLVERS["BSVRBv2"], 1.0, progress=None, checkpoint=tmp_path, **start, **arguments
+        )
+
+    run_on(rows, steps=10)
+    with pytest.raises(bx.CheckpointError, match="rows is"):
+        run_on(wider, steps=20, resume=True)
 
 
 def test_patience_cannot_come_and_go(tmp_path):

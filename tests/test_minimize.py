@@ -13,6 +13,7 @@ import pytest
 from closed_forms import Quadratic
 
 import bilevax as bx
+from bilevax.experiments.theorems.variants import SampledBSVRBv2
 
 CASE = Quadratic(m=6, rows=7, d_y=3, d_x=3)
 SOLVER = bx.BSVRBv2(upper_step=0.1)
@@ -123,6 +124,14 @@ def test_a_run_over_no_steps_returns_the_start():
     result = run(steps=0)
     np.testing.assert_array_equal(result.x, CASE.x0)
     assert result.outcome is bx.Outcome.FINISHED
+
+
+@pytest.mark.parametrize("method", [bx.BSVRBv1, SampledBSVRBv2, bx.RSVRB])
+def test_a_step_that_throws_x_away_is_not_blamed_on_the_lower_level(method):
+    """Blocks that are not lazy move within the step that finds x gone: they are no cause of it."""
+    solver = method(upper_step=lambda t: jnp.where(t == 30, jnp.inf, 0.1))
+    with pytest.raises(bx.DivergedError, match="look at upper_step"):
+        run(solver)
 
 
 def test_a_schedule_that_gives_up_is_divergence_of_f():
