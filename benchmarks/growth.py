@@ -43,12 +43,12 @@ ROWS = 4096
 
 
 def upper(x: Any, y: Any, block: Any, batch: Any) -> Any:
-    return 0.5 * jnp.mean((batch["row"] @ (y - block)) ** 2) + 0.5e-3 * jnp.sum(x**2)
+    return 0.5 * jnp.mean((bx.dot(batch["row"], y - block)) ** 2) + 0.5e-3 * jnp.sum(x**2)
 
 
 def lower(x: Any, y: Any, block: Any, batch: Any) -> Any:
     width = min(x.shape[0], y.shape[0])
-    pull = jnp.mean(batch["row"] @ y) * 0.01
+    pull = jnp.mean(bx.dot(batch["row"], y)) * 0.01
     return 0.5 * jnp.sum((y[:width] - x[:width]) ** 2) + 0.5 * jnp.sum(y**2) + pull
 
 

@@ -51,11 +51,11 @@ def temperatures(blocks: int, seed: int = 0) -> np.ndarray:
 
 
 def upper(x, y, block, batch):
-    return jnp.mean(jax.nn.softplus(-batch["label"] * (batch["row"] @ y) / block["temperature"]))
+    return jnp.mean(jax.nn.softplus(-batch["label"] * bx.dot(batch["row"], y) / block["temperature"]))
 
 
 def lower(x, y, block, batch):
-    loss = jax.nn.softplus(-batch["label"] * (batch["row"] @ y) / block["temperature"])
+    loss = jax.nn.softplus(-batch["label"] * bx.dot(batch["row"], y) / block["temperature"])
     return jnp.mean(jax.nn.sigmoid(x[batch["index"]]) * loss) + 0.5 * REGULARIZATION * y @ y
 
 

@@ -4,6 +4,7 @@ from bilevax import theory
 from bilevax.checkpoint import CheckpointError
 from bilevax.chunks import advance
 from bilevax.diagnostics import Residuals, hypergradient, objective, residuals, solve_lower
+from bilevax.dot import dot
 from bilevax.logs import JsonLines, Log, TensorBoard
 from bilevax.memory_estimate import MemoryEstimate, memory_estimate
 from bilevax.minimize import minimize
@@ -67,6 +68,7 @@ __all__ = [
     "TensorBoard",
     "advance",
     "argmin",
+    "dot",
     "grid",
     "hypergradient",
     "mean",

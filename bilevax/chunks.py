@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -92,7 +93,8 @@ class Sizes(eqx.Module):
     inverse_residual: Array
 
 
-@jax.jit
+# A GPU's compiler would try kernels on tables of random numbers as large as the state.
+@functools.partial(jax.jit, compiler_options={"xla_gpu_autotune_level": 0})
 def sizes(state: State) -> Sizes:
     """How far the tracked gradients are from zero."""
     return Sizes(norm(state.z), _root_mean_square(state, "y"), _root_mean_square(state, "v"))

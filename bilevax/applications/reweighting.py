@@ -161,7 +161,7 @@ def as_rows(X: Any, *, intercept: bool, like: Any = None) -> dict[str, np.ndarra
 def products(rows: dict[str, Array], y: Array) -> Array:
     """rows @ y, for either form of rows."""
     if "dense" in rows:
-        return rows["dense"] @ y
+        return bx.dot(rows["dense"], y)
     value = rows["value"] if y.ndim == 1 else rows["value"][..., None]
     return jnp.sum(value * y[rows["column"]], axis=rows["value"].ndim - 1)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from bilevax.applications.ranking import NeuMF, make_method
 from bilevax.applications.ranking import Settings as Numbers
-from bilevax.applications.ranking.evaluation import mean_metrics
+from bilevax.applications.ranking.evaluation import Held, mean_metrics
 from bilevax.applications.ranking.training import steps_per_epoch
 from bilevax.chunks import compiled_chunk, compiled_init, numbers_as_arrays
 from bilevax.experiments.ndcg import CUTOFFS, Parts, load_parts, tuned
@@ -31,7 +31,8 @@ class Settings:
       data: a data set of `bilevax.data.load_interactions`.
       methods: whose epochs.
       users_per_step: I.
-      repeats: how many epochs, of which the median is taken.
+      epochs: how many are taken at once, as between two looks of a training; the time is that of one.
+      repeats: how many such runs, of which the median is taken.
       width: of the model's vectors.
       users: use only the first so many users; None takes all.
     """
@@ -39,13 +40,14 @@ class Settings:
     data: str = "ml-1m"
     methods: tuple[str, ...] = ("song", "k-song", "bsvrb v1", "lambdarank")
     users_per_step: int = 256
+    epochs: int = 5
     repeats: int = 5
     width: int = 64
     users: int | None = None
 
 
 def measure(settings: Settings, folder: str | Path, *, quick: bool = False) -> list[dict[str, Any]]:
-    """Times every method's epochs, and the evaluation of dev and test data; writes `speed.md` to a folder.
+    """Times every method's epochs, and the evaluation of test data and of both parts; writes `speed.md` to a folder.
 
     Returns:
       The rows of the table.
@@ -59,7 +61,8 @@ def measure(settings: Settings, folder: str | Path, *, quick: bool = False) -> l
         "training ratings": parts.train.pairs,
     }
     report.fact("shape", shape)
-    rows = [_time_evaluation(parts, model, settings)]
+    both = (parts.held_dev, parts.held_test)
+    rows = [_time_evaluation(held, parts, model, settings) for held in ((parts.held_test,), both)]
     for method in settings.methods:
         rows.append(_time_epochs(method, parts, model, settings))
         print(json.dumps(rows[-1]), flush=True)
@@ -92,12 +95,12 @@ def _time_epochs(method: str, parts: Parts, model: Any, settings: Settings) -> d
     compiled = time.perf_counter() - began
     del x0, y0
 
-    def epoch() -> None:
+    def epochs() -> None:
         nonlocal state, total
-        state, total = compiled_chunk(inputs, state, per_epoch)
+        state, total = compiled_chunk(inputs, state, settings.epochs * per_epoch)
         jax.block_until_ready(state)
 
-    seconds = _repeat(epoch, settings.repeats)
+    seconds = [taken / settings.epochs for taken in _repeat(epochs, settings.repeats)]
     if not np.isfinite(float(total.high)):
         raise FloatingPointError(f"{method} diverged while it was timed: the times mean nothing")
     return {
@@ -112,24 +115,26 @@ def _time_epochs(method: str, parts: Parts, model: Any, settings: Settings) -> d
     }
 
 
-def _time_evaluation(parts: Parts, model: Any, settings: Settings) -> dict[str, Any]:
+def _time_evaluation(
+    held: tuple[Held, ...], parts: Parts, model: Any, settings: Settings
+) -> dict[str, Any]:
     x = model.start(jax.random.key(0))
     cutoffs = tuple(k for k in CUTOFFS if k <= parts.train.item_count)
 
-    def both() -> None:
-        jax.block_until_ready(mean_metrics(model, x, (parts.held_dev, parts.held_test), cutoffs))
+    def look() -> None:
+        jax.block_until_ready(mean_metrics(model, x, held, cutoffs))
 
     began = time.perf_counter()
-    both()
+    look()
     compiled = time.perf_counter() - began
-    seconds = _repeat(both, settings.repeats)
+    seconds = _repeat(look, settings.repeats)
     return {
-        "what": "evaluation of dev and test",
-        "steps": parts.held_dev.users.shape[0],
+        "what": "evaluation of test" if len(held) == 1 else "evaluation of dev and test",
+        "steps": held[0].users.shape[0],
         "seconds": float(np.median(seconds)),
         "least": min(seconds),
         "most": max(seconds),
-        "ms per step": 1000 * float(np.median(seconds)) / parts.held_dev.users.shape[0],
+        "ms per step": 1000 * float(np.median(seconds)) / held[0].users.shape[0],
         "compile s": compiled,
         "peak GiB": _peak(),
     }
@@ -157,6 +162,7 @@ def main() -> None:
     parser.add_argument("--data", default=Settings.data)
     parser.add_argument("--methods", nargs="+", default=list(Settings.methods))
     parser.add_argument("--users-per-step", type=int, default=Settings.users_per_step)
+    parser.add_argument("--epochs", type=int, default=Settings.epochs)
     parser.add_argument("--repeats", type=int, default=Settings.repeats)
     parser.add_argument("--users", type=int)
     parser.add_argument("--out", default="results/ndcg-speed")

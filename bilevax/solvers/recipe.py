@@ -29,7 +29,7 @@ from bilevax.solvers.state import Info, State
 from bilevax.solvers.upper import UpperStep, upper_move
 from bilevax.trees import PyTree, norm, root_mean_square
 
-STACKED = 2**22  # numbers of a point, up to which both points of a step are stacked on an accelerator
+STACKED = 2**18  # numbers of a point, up to which both points of a step are stacked on an accelerator
 
 
 class Recipe(eqx.Module):
@@ -262,8 +262,14 @@ def _at_points(function: Callable[[Any], Any], points: list[Any]) -> list[Any]:
     numbers = sum(leaf.size for leaf in jax.tree.leaves(points[0]))
     if len(points) == 1 or jax.default_backend() == "cpu" or numbers > STACKED:
         return [function(point) for point in points]
-    stacked = jax.vmap(function)(jax.tree.map(lambda *leaves: jnp.stack(leaves), *points))
+    stacked = jax.vmap(function)(jax.tree.map(_stack, *points))
     return [jax.tree.map(lambda leaf, place=place: leaf[place], stacked) for place in range(len(points))]
+
+
+def _stack(now: Array, before: Array) -> Array:
+    """Both, along a first axis; as a choice, which is merged into what uses it, where a stack would not be."""
+    place = jnp.arange(2).reshape((2,) + (1,) * jnp.ndim(now))
+    return jnp.where(place == 0, now, before)
 
 
 def _tick(visit: Visit) -> Clocks:
