@@ -163,6 +163,7 @@ def tune(
     epochs: Annotated[int, typer.Option(help="epochs of every run (ranking)")] = 200,
     finalists: Annotated[int, typer.Option(help="best settings that are run again (ranking)")] = 4,
     repeats: Annotated[int, typer.Option(help="with how many other seeds (ranking)")] = 3,
+    resume: Annotated[bool, typer.Option(help="run what is missing in the folder (ranking)")] = False,
     ridge: Annotated[float | None, typer.Option(help="λ; chosen by the first method if left out")] = None,
     seed: Seed = 1000,
     out: Out = RESULTS,
@@ -181,7 +182,7 @@ def tune(
                 plan = dataclasses.replace(
                     plan, users=200, trials=2, epochs=2, warm_up=1, every=1, width=8, repeats=0
                 )
-            ndcg_tune.tune(plan, out / f"tune-{problem}", quick=quick)
+            ndcg_tune.tune(plan, out / f"tune-{problem}", quick=quick, resume=resume)
             return
         settings = tune.Settings(data=problem, grid=grid, trials=trials, steps=steps, ridge=ridge, seed=seed)
         settings = dataclasses.replace(settings, methods=tuple(method or settings.methods))

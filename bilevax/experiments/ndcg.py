@@ -139,6 +139,7 @@ def run(
     report.fact("protocol", parts.held_test.protocol)
     model = NeuMF(parts.train.users, parts.train.item_count, settings.width)
     keys = jax.vmap(jax.random.key)(settings.first_seed + np.arange(settings.seeds))
+    popular = _popularity(parts)
     warm = None
     found: dict[str, Trainings] = {}
     for method in settings.methods:
@@ -149,7 +150,7 @@ def run(
         x0 = warm.x if bilevel and warm is not None else None
         found[method] = _train(parts, model, method, chosen[method], keys, settings, x0=x0)
         print(f"{method}: {time.perf_counter() - began:.1f} s", _line(found[method]), flush=True)
-        _write(report, settings, parts, found, show=method == settings.methods[-1])
+        _write(report, settings, parts, popular, found, show=method == settings.methods[-1])
     report.finish()
     return found
 
@@ -175,7 +176,7 @@ def _train(
         test=None if warm else parts.held_test,
         x0=x0,
         every=settings.warm_up if warm else settings.every,
-        cutoffs=[k for k in CUTOFFS if k <= parts.train.item_count],
+        cutoffs=_cutoffs(parts),
     )
 
 
@@ -186,24 +187,36 @@ def paired(one: Trainings, other: Trainings, metric: str) -> tuple[float, float]
     return float(difference.mean()), float(difference.std(ddof=1) / np.sqrt(len(difference)))
 
 
+def _cutoffs(parts: Parts) -> list[int]:
+    return [k for k in CUTOFFS if k <= parts.train.item_count]
+
+
+def _popularity(parts: Parts) -> dict[str, str]:
+    """The table's first row."""
+    popular, cutoffs = Popularity(), _cutoffs(parts)
+    plain = jax.jit(lambda x: evaluate(popular, x, parts.held_test, cutoffs))(popular.count(parts.train))
+    means = {f"NDCG@{k}": f"{np.nanmean(np.asarray(plain[f'ndcg@{k}'])):.4f}" for k in cutoffs}
+    return {"method": "popularity"} | means
+
+
 def _write(
-    report: Report, settings: Settings, parts: Parts, found: Mapping[str, Trainings], show: bool
+    report: Report,
+    settings: Settings,
+    parts: Parts,
+    popular: dict[str, str],
+    found: Mapping[str, Trainings],
+    show: bool,
 ) -> None:
     """All tables and curves of what there is so far: an interrupted experiment leaves what it had."""
-    cutoffs = [k for k in CUTOFFS if k <= parts.train.item_count]
-    popular = Popularity()
-    plain = jax.jit(lambda x: evaluate(popular, x, parts.held_test, cutoffs))(popular.count(parts.train))
-    rows: list[dict[str, Any]] = [
-        {"method": "popularity"}
-        | {f"NDCG@{k}": f"{np.nanmean(np.asarray(plain[f'ndcg@{k}'])):.4f}" for k in cutoffs}
-    ]
+    cutoffs = _cutoffs(parts)
+    rows: list[dict[str, Any]] = [dict(popular)]
     for method, one in found.items():
         row: dict[str, Any] = {"method": method}
         row |= {f"NDCG@{k}": spread(one.means(f"ndcg@{k}")) for k in cutoffs}
         row[f"recall@{cutoffs[0]}"] = spread(one.means(f"recall@{cutoffs[0]}"))
-        if RIVAL in found and method != RIVAL:
-            mean, error = paired(one, found[RIVAL], f"ndcg@{cutoffs[0]}")
-            row[f"− {RIVAL} @{cutoffs[0]}"] = f"{mean:+.4f} ± {error:.4f}"
+        for k in (cutoffs[0], cutoffs[-1]) if RIVAL in found and method != RIVAL else ():
+            mean, error = paired(one, found[RIVAL], f"ndcg@{k}")
+            row[f"− {RIVAL} @{k}"] = f"{mean:+.4f} ± {error:.4f}"
         row["best epoch"] = spread(one.best_epoch, 0)
         row["s/epoch"] = f"{one.seconds[-1] / one.epochs[-1]:.4f}"
         rows.append(row)

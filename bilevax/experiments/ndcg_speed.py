@@ -47,7 +47,7 @@ class Settings:
 
 
 def measure(settings: Settings, folder: str | Path, *, quick: bool = False) -> list[dict[str, Any]]:
-    """Times every method's epochs, and the evaluation of test data and of both parts; writes `speed.md` to a folder.
+    """Times every method's epochs, and the evaluation of test data and of both parts; writes `speed.md`.
 
     Returns:
       The rows of the table.
@@ -115,9 +115,7 @@ def _time_epochs(method: str, parts: Parts, model: Any, settings: Settings) -> d
     }
 
 
-def _time_evaluation(
-    held: tuple[Held, ...], parts: Parts, model: Any, settings: Settings
-) -> dict[str, Any]:
+def _time_evaluation(held: tuple[Held, ...], parts: Parts, model: Any, settings: Settings) -> dict[str, Any]:
     x = model.start(jax.random.key(0))
     cutoffs = tuple(k for k in CUTOFFS if k <= parts.train.item_count)
 

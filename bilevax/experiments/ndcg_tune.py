@@ -29,14 +29,20 @@ Range = tuple[float, float]  # drawn evenly on a logarithmic scale
 
 COMMON: dict[str, Range] = {"learning_rate": (5e-4, 2e-3), "weight_decay": (0.1, 1.0)}
 TEMPERATURE: dict[str, Range] = {"temperature": (0.3, 2.0)}
+HOT: dict[str, Range] = {"temperature": (0.5, 8.0)}  # for losses whose best temperature was above 1.9
+HOT_LOSSES = ("softmax", "gain softmax", "listmle", "neural ndcg", "sl@k")
+# What these are was narrowed down by the searches in docs/ranking.md.
 RANKS: dict[str, Range] = {
-    "temperature": (0.5, 2.5),
-    "alpha": (0.6, 1.0),
-    "beta": (0.4, 1.0),
-    "evenness": (0.03, 0.6),
-    "rivals": (0.05, 1.0),
+    "learning_rate": (8e-4, 2e-3),
+    "weight_decay": (0.3, 1.0),
+    "temperature": (0.4, 1.5),
+    "alpha": (0.7, 1.0),
+    "beta": (0.5, 1.0),
+    "evenness": (0.03, 0.3),
+    "rivals": (0.05, 0.5),
+    "focus": (0.05, 0.6),
 }
-DEPTHS: dict[str, Range] = {"depth": (0.25, 0.7)}
+DEPTHS: dict[str, Range] = {"depth": (0.35, 1.0)}
 THRESHOLDS: dict[str, Range] = {"gate": (0.5, 20.0), "softness": (0.05, 0.5)}
 CORRECTED: dict[str, Range] = {"gamma": (0.01, 1.0)}
 
@@ -81,7 +87,7 @@ class Settings:
 def ranges(method: str, discount: str = "logarithmic") -> dict[str, Range]:
     """What is tuned of a method."""
     if method not in BILEVEL:
-        return COMMON | TEMPERATURE
+        return COMMON | (HOT if method in HOT_LOSSES else TEMPERATURE)
     out = COMMON | RANKS
     if discount == "power":
         out = out | DEPTHS
@@ -106,14 +112,23 @@ def draw_trials(method: str, count: int, seed: int, discount: str = "logarithmic
     return out
 
 
-def tune(settings: Settings, folder: str | Path, *, quick: bool = False) -> dict[str, dict[str, Any]]:
+def tune(
+    settings: Settings, folder: str | Path, *, quick: bool = False, resume: bool = False
+) -> dict[str, dict[str, Any]]:
     """Tunes every method, and writes all trials and the best of each to a folder.
+
+    Args:
+      settings: what to run.
+      folder: where the results go.
+      quick: marks them as a short check.
+      resume: take the trials that are in the folder's `trials.json` already, and run what is missing.
 
     Returns:
       The best numbers by method, as `ndcg.run` takes them (`best.json`).
 
     Raises:
-      ValueError: if the trials cannot be divided among the forms, or a form is not known.
+      ValueError: if the trials cannot be divided among the forms, a form is not known, or the folder is of
+        another search.
     """
     checks.whole_number("finalists", settings.finalists, 1)
     checks.whole_number("repeats", settings.repeats, 0)
@@ -122,6 +137,7 @@ def tune(settings: Settings, folder: str | Path, *, quick: bool = False) -> dict
             f"trials must be a multiple of the {len(settings.forms)} forms, got {settings.trials}"
         )
     forms = [parse_form(form) for form in settings.forms]
+    known = _known(Path(folder), settings) if resume else []
     report = Report(folder, settings, quick=quick)
     runs = max(settings.trials, settings.finalists * settings.repeats)
     search = _Search(settings, load_parts(settings.data, runs, settings.users))
@@ -136,9 +152,9 @@ def tune(settings: Settings, folder: str | Path, *, quick: bool = False) -> dict
                 method, settings.trials // len(choices), settings.seed, **_only(form, "discount")
             )
             keys = jax.random.split(jax.random.key(settings.seed), len(columns["learning_rate"]))
-            mine += search.run(method, form, columns, keys)
+            mine += _same_trials(known, method, form, columns) or search.run(method, form, columns, keys)
         mine.sort(key=lambda row: -row[JUDGED])
-        search.repeat(method, mine[: settings.finalists])
+        search.repeat(method, [row for row in mine[: settings.finalists] if REPEATED not in row])
         top = max(mine[: settings.finalists], key=lambda row: row.get(REPEATED, row[JUDGED]))
         best[method] = {name: value for name, value in top.items() if name not in MEASURED}
         rows += mine
@@ -184,7 +200,7 @@ class _Search:
         return [
             {"method": method, JUDGED: float(value), "epoch": int(found.best_epoch[place])}
             | fixed
-            | {name: float(f"{column[place]:.4g}") for name, column in columns.items()}
+            | {name: _rounded(column[place]) for name, column in columns.items()}
             for place, value in enumerate(reached)
         ]
 
@@ -192,7 +208,7 @@ class _Search:
         """Runs finalists with other seeds, the same for all, and notes down the mean of each."""
         repeats = self.settings.repeats
         groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-        for row in finalists if repeats else []:
+        for row in finalists if repeats else []:  # those of one form go side by side
             groups.setdefault((row.get("surrogate"), row.get("discount")), []).append(row)
         for rows in groups.values():
             form = _only(rows[0], "surrogate", "discount")
@@ -237,6 +253,32 @@ def _only(values: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: values[name] for name in names if name in values}
 
 
+def _known(folder: Path, settings: Settings) -> list[dict[str, Any]]:
+    """The trials of an earlier search with the same settings."""
+    if not (folder / "trials.json").exists():
+        return []
+    before = json.loads((folder / "settings.json").read_text("utf-8"))
+    before = before.get("settings", before)
+    for name in ("data", "epochs", "warm_up", "every", "seed", "repeats", "width", "users"):
+        mine = getattr(settings, name)
+        if name in before and before[name] != mine:
+            raise ValueError(f"{folder} holds a search with {name}={before[name]!r}, got {name}={mine!r}")
+    return json.loads((folder / "trials.json").read_text("utf-8"))
+
+
+def _same_trials(
+    known: list[dict[str, Any]], method: str, form: dict[str, Any], columns: dict[str, np.ndarray]
+) -> list[dict[str, Any]]:
+    """Those of the known trials that are a method's, if they are all of them."""
+    mine = [row for row in known if row["method"] == method and form.items() <= row.items()]
+    drawn = zip(*(map(_rounded, column) for column in columns.values()), strict=True)
+    return mine if sorted(drawn) == sorted(tuple(row.get(name) for name in columns) for row in mine) else []
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.4g}")
+
+
 def _keep(folder: Path, rows: list[dict[str, Any]], best: dict[str, dict[str, Any]]) -> None:
     """Writes what there is so far: an interrupted search leaves what it had."""
     (folder / "trials.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
@@ -253,11 +295,12 @@ def main() -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Settings, name))
     parser.add_argument("--users", type=int)
     parser.add_argument("--out", default="results/ndcg-tune")
+    parser.add_argument("--resume", action="store_true", help="run what is missing in the folder")
     given: dict[str, Any] = vars(parser.parse_args())
-    folder = given.pop("out")
+    folder, resume = given.pop("out"), given.pop("resume")
     for name in ("methods", "forms"):
         given[name] = tuple(given[name])
-    tune(Settings(**given), folder)
+    tune(Settings(**given), folder, resume=resume)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from bilevax.solvers.state import Info, State
 from bilevax.solvers.upper import UpperStep, upper_move
 from bilevax.trees import PyTree, norm, root_mean_square
 
-STACKED = 2**18  # numbers of a point, up to which both points of a step are stacked on an accelerator
+STACKED = 2**20  # numbers of a point, up to which both points of a step are stacked on an accelerator
 
 
 class Recipe(eqx.Module):
@@ -267,7 +267,7 @@ def _at_points(function: Callable[[Any], Any], points: list[Any]) -> list[Any]:
 
 
 def _stack(now: Array, before: Array) -> Array:
-    """Both, along a first axis; as a choice, which is merged into what uses it, where a stack would not be."""
+    """Both, along a first axis: as a choice, which is merged into what uses it. A stack would not be."""
     place = jnp.arange(2).reshape((2,) + (1,) * jnp.ndim(now))
     return jnp.where(place == 0, now, before)
 

@@ -62,6 +62,7 @@ class Settings:
       gate: the width of ψ.
       evenness: 0 for NDCG, 1 for the mean discount of a user's pairs; see `make_problem`.
       rivals: what the user's other pairs count in a rank; see `make_problem`.
+      focus: how much more the top of a list counts in a rank; None for all alike; see `make_problem`.
       discount: "logarithmic", NDCG's, or "power". *
       depth: the power.
       alpha: α of the ranks.
@@ -86,6 +87,7 @@ class Settings:
     gate: Any = 1.0
     evenness: Any = 0.0
     rivals: Any = 1.0
+    focus: Any = None
     discount: str = "logarithmic"
     depth: Any = 0.4
     alpha: Any = 0.4
@@ -159,12 +161,14 @@ def with_numbers(problem: Problem, settings: Settings) -> Problem:
         checks.coefficient("gate", settings.gate, optional=False)
         for name in ("evenness", "rivals"):
             checks.coefficient(name, getattr(settings, name), high=1.0, zero=True, optional=False)
+        checks.coefficient("focus", settings.focus, zero=True)
         numbers = {
             "softness": settings.softness,
             "ridge": settings.ridge,
             "gate": settings.gate,
             "evenness": settings.evenness,
             "rivals": settings.rivals,
+            "focus": settings.focus,
             "surrogate": surrogate,
             "discount": _discount(problem, settings),
         }

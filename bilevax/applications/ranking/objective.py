@@ -54,6 +54,8 @@ class Query(eqx.Module):
       ridge: τ₂.
       gate: T, the width of ψ.
       rivals: what another pair of the user counts in a rank.
+      focus: how much more an item at the top of the list counts in a rank than one at its end; None if all
+        count alike.
       surrogate: ℓ.
       discount: what a pair at a rank is worth.
     """
@@ -66,6 +68,7 @@ class Query(eqx.Module):
     ridge: Array
     gate: Array
     rivals: Array
+    focus: Array | None
     surrogate: Surrogate
     discount: Discount
 
@@ -79,6 +82,7 @@ def make_queries(
     gate: Any = 1.0,
     evenness: Any = 0.0,
     rivals: Any = 1.0,
+    focus: Any = None,
     discount: Discount | None = None,
 ) -> Query:
     """The constants of all users; cutoff None ranks without a threshold (SONG).
@@ -96,6 +100,7 @@ def make_queries(
         checks.coefficient(name, value, optional=False)
     for name, value in (("evenness", evenness), ("rivals", rivals)):
         checks.coefficient(name, value, high=1.0, zero=True, optional=False)
+    checks.coefficient("focus", focus, zero=True)
     ideal, total = jnp.asarray(ratings.ideal(cutoff)), jnp.asarray(ratings.total_gain())
 
     def of_all(value: Any) -> Array:
@@ -111,6 +116,7 @@ def make_queries(
         of_all(ridge),
         of_all(gate),
         of_all(rivals),
+        None if focus is None else of_all(focus),
         jax.tree.map(of_all, surrogate),
         jax.tree.map(of_all, Logarithmic() if discount is None else discount),
     )
@@ -128,6 +134,7 @@ def make_problem(
     gate: Any = 1.0,
     evenness: Any = 0.0,
     rivals: Any = 1.0,
+    focus: Any = None,
     discount: Discount | None = None,
 ) -> Problem:
     """The bilevel problem of top-K NDCG, for `bx.minimize(…, batch_size=negatives)`.
@@ -146,6 +153,9 @@ def make_problem(
         them weigh more, as Z grows less than their number.
       rivals: from 0 to 1: what the user's other pairs count in a pair's rank. 1 is the rank among all items,
         0 that among the items that the user has not rated, by which recommendations are judged.
+      focus: a ≥ 0. In a rank the p-th of a list's negatives then counts in proportion to p^(−a), one in the
+        mean: what stands at the top of the list, where it is seen, weighs more. The weights are not
+        differentiated. With None all count alike, and the estimates of the ranks are unbiased.
       discount: what a pair at a rank is worth, left out `Logarithmic()`, NDCG's; or `Power(depth, last)`.
 
     Returns:
@@ -158,7 +168,9 @@ def make_problem(
     """
     checked_model(model)
     surrogate = SquaredHinge() if surrogate is None else surrogate
-    queries = make_queries(ratings, cutoff, surrogate, softness, ridge, gate, evenness, rivals, discount)
+    queries = make_queries(
+        ratings, cutoff, surrogate, softness, ridge, gate, evenness, rivals, focus, discount
+    )
     levels: dict[str, Any] = {
         "rank": mean(Rank(ratings.item_count), slots=pair_slots, count=ratings.pairs + 1)
     }
@@ -215,15 +227,20 @@ class Rank:
     item_count: int
 
     def __call__(self, scores: Array, query: Query, batch: List) -> Array:
-        return estimated_ranks(scores, query.surrogate, batch, self.item_count, query.rivals)
+        return estimated_ranks(scores, query.surrogate, batch, self.item_count, query.rivals, query.focus)
 
 
 def estimated_ranks(
-    scores: Array, surrogate: Surrogate, batch: List, item_count: int, rivals: Any = 1.0
+    scores: Array,
+    surrogate: Surrogate,
+    batch: List,
+    item_count: int,
+    rivals: Any = 1.0,
+    focus: Array | None = None,
 ) -> Array:
     """The ranks of a list's positives among all items: two strata, and the own term exact.
 
-    rank_i ≈ ℓ(own) + ρ (n−1)/(p−1) Σ_{positives j ≠ i} ℓ(s_j − s_i) + (N−n)/B Σ_{negatives} ℓ(s_j − s_i)
+    rank_i ≈ ℓ(own) + ρ (n−1)/(p−1) Σ_{positives j ≠ i} ℓ(s_j − s_i) + (N−n)/B Σ_{negatives} κ_j ℓ(s_j − s_i)
     """
     places = batch.places
     positive, negative = scores[:places], scores[places:]
@@ -232,7 +249,17 @@ def estimated_ranks(
     above = jnp.where(others, surrogate(positive[None, :] - positive[:, None]), 0)
     among = rivals * (batch.owned - 1) / jnp.maximum(drawn - 1, 1) * jnp.sum(above, axis=1)
     _, weight = stratum_weights(batch, item_count)
-    return surrogate.own + among + weight * jnp.sum(surrogate(negative[None, :] - positive[:, None]), axis=1)
+    above = focused(negative, focus) * surrogate(negative[None, :] - positive[:, None])
+    return surrogate.own + among + weight * jnp.sum(above, axis=1)
+
+
+def focused(negative: Array, focus: Array | None) -> Array | float:
+    """κ: what each negative of a list counts in a rank, by its place among them; one in the mean."""
+    if focus is None:
+        return 1.0
+    above = jnp.sum(negative[None, :] > negative[:, None], axis=1)
+    weight = (above + 0.5) ** -focus
+    return jax.lax.stop_gradient(weight / jnp.mean(weight))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from jax import Array
 
 from bilevax.applications.ranking.lists import Lists
 from bilevax.applications.ranking.models import list_scores
-from bilevax.applications.ranking.objective import Query
+from bilevax.applications.ranking.objective import Query, focused
 from bilevax.applications.ranking.ratings import Ratings
 from bilevax.problem import Problem
 from bilevax.stream import Stream
@@ -43,18 +43,23 @@ def start_levels(
     ratings, queries = lists.ratings, problem.blocks
     stream = Stream.start(key)
 
-    def of_users(group: Array) -> tuple[Array, Array, Array, Array]:
+    def of_users(group: Array) -> tuple[Array, ...]:
         users = jnp.minimum(group * _USERS + jnp.arange(_USERS), ratings.users - 1)
         batch = lists.draw(stream.at(group), users, negatives).rows
         scores = jax.vmap(lambda one: list_scores(model, x, one))(batch)
-        return scores, batch.slot, batch.real, batch.owned
+        places = batch.slot.shape[1]
+        if queries.focus is None:
+            counts = jnp.ones_like(scores[:, places:])
+        else:
+            counts = jax.vmap(focused)(scores[:, places:], queries.focus[users])
+        return scores, batch.slot, batch.real, batch.owned, counts
 
     groups = -(-ratings.users // _USERS)
     parts = jax.lax.map(of_users, jnp.arange(groups))
-    scores, slots, real, owned = jax.tree.map(
+    scores, slots, real, owned, counts = jax.tree.map(
         lambda a: a.reshape(groups * _USERS, *a.shape[2:])[: ratings.users], parts
     )
-    out = {"rank": _ranks(model, x, ratings, queries, scores, slots, real)}
+    out = {"rank": _ranks(model, x, ratings, queries, scores, slots, real, counts)}
     if "threshold" in problem.levels:
         out["threshold"] = jax.vmap(_quantile, in_axes=(0, 0, 0, 0, None))(
             scores, real, owned, queries.cutoff, ratings.item_count
@@ -63,7 +68,14 @@ def start_levels(
 
 
 def _ranks(
-    model: Any, x: PyTree, ratings: Ratings, queries: Query, scores: Array, slots: Array, real: Array
+    model: Any,
+    x: PyTree,
+    ratings: Ratings,
+    queries: Query,
+    scores: Array,
+    slots: Array,
+    real: Array,
+    counts: Array,
 ) -> Array:
     """The rank of every pair among the items of its user's list, weighted; and 1 behind the last pair."""
     places = slots.shape[1]
@@ -82,7 +94,7 @@ def _ranks(
             others = real[user] & (slots[user] != pair)
             owned = ratings.offsets[user + 1] - ratings.offsets[user]
             among = jnp.sum(jnp.where(others, above[:places], 0)) / jnp.maximum(jnp.sum(others), 1)
-            beyond = jnp.mean(above[places:])
+            beyond = jnp.mean(counts[user] * above[places:])
             rivals = queries.rivals[user] * (owned - 1)
             return surrogate.own + rivals * among + (ratings.item_count - owned) * beyond
 
