@@ -1,5 +1,6 @@
 """The ranking experiment on a small table: what it writes, and what it counts."""
 
+import dataclasses
 import json
 import os
 import types
@@ -93,6 +94,39 @@ def test_a_bilevel_method_is_tuned_in_all_its_forms(small, tmp_path, monkeypatch
     assert best["song"]["discount"] == "power"  # 0.1 in its trial, but 0.3 with other seeds
     trials = json.loads((tmp_path / "trials.json").read_text())
     assert len(trials) == 4
+
+
+def test_a_search_goes_on_where_it_stopped(small, tmp_path, monkeypatch):
+    """Trials that are there are not run again; those of another search are refused."""
+    runs = []
+
+    def train(ratings, model, method, numbers, columns, *, keys, **plan):
+        runs.append((method, len(keys)))
+        return types.SimpleNamespace(
+            dev=np.linspace(0.1, 0.2, len(keys))[:, None], best_epoch=np.ones(len(keys))
+        )
+
+    monkeypatch.setattr(ndcg_tune, "train_many", train)
+    settings = ndcg_tune.Settings(data="small", methods=("softmax",), trials=3, finalists=2, repeats=2)
+    first = ndcg_tune.tune(settings, tmp_path)
+    assert runs == [("softmax", 3), ("softmax", 4)]
+    wider = dataclasses.replace(settings, methods=("softmax", "bpr"))
+    best = ndcg_tune.tune(wider, tmp_path, resume=True)
+    assert runs[2:] == [("bpr", 3), ("bpr", 4)]
+    assert best["softmax"] == first["softmax"]
+    rows = json.loads((tmp_path / "trials.json").read_text())
+    assert [row["method"] for row in rows] == ["softmax"] * 3 + ["bpr"] * 3
+    # A search that was stopped between the trials and the repeats of a method.
+    for row in rows:
+        row.pop(ndcg_tune.REPEATED, None)
+    (tmp_path / "trials.json").write_text(json.dumps(rows))
+    ndcg_tune.tune(settings, tmp_path, resume=True)
+    assert runs[4:] == [("softmax", 4)]
+    # Other trials: another number of them.
+    ndcg_tune.tune(dataclasses.replace(settings, trials=2), tmp_path, resume=True)
+    assert runs[5:] == [("softmax", 2), ("softmax", 4)]
+    with pytest.raises(ValueError, match="holds a search with epochs=200, got epochs=7"):
+        ndcg_tune.tune(dataclasses.replace(settings, epochs=7), tmp_path, resume=True)
 
 
 def test_times_are_of_whole_epochs(small, tmp_path):

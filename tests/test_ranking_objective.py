@@ -25,6 +25,7 @@ from bilevax.applications.ranking import (
     start_levels,
 )
 from bilevax.applications.ranking.lists import full_list
+from bilevax.applications.ranking.objective import estimated_ranks, focused
 from bilevax.applications.ranking.ratings import gain
 from bilevax.rows import Batch
 
@@ -132,22 +133,106 @@ def test_with_full_lists_the_tracked_gradient_becomes_the_exact_one(method, cuto
         np.testing.assert_allclose(result.state.z[name], gradient[name], rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("cutoff", [None, 3])
-def test_first_levels_are_near_what_they_estimate(cutoff):
+@pytest.mark.parametrize(("cutoff", "focus"), [(None, None), (3, None), (None, 0.6)])
+def test_first_levels_are_near_what_they_estimate(cutoff, focus):
     data, x = ratings(), parameters(jnp.float32)
-    problem = make_problem(data, Bilinear(), cutoff=cutoff, surrogate=Sigmoid(0.5), positives=OWNED)
+    problem = make_problem(
+        data, Bilinear(), cutoff=cutoff, surrogate=Sigmoid(0.5), positives=OWNED, focus=focus
+    )
     levels = jax.jit(lambda key: start_levels(problem, Bilinear(), x, key, 400))(jax.random.key(0))
     assert set(levels) == set(problem.levels)
     assert levels["rank"].shape == (data.pairs + 1,)
     scores = jax.vmap(lambda user: Bilinear().score(x, user, jnp.arange(ITEMS)))(jnp.arange(USERS))
     for pair, user in enumerate(data.owners()):
         item = int(data.items[pair])
-        exact = Sigmoid(0.5)(scores[user] - scores[user, item]).sum() + 0.5
-        assert float(levels["rank"][pair]) == pytest.approx(float(exact), abs=0.25)
+        weight = np.ones(ITEMS)
+        if focus is not None:  # in a list of many negatives a place is that of its share of the items
+            own = data.items[data.offsets[user] : data.offsets[user + 1]]
+            free = np.setdiff1d(np.arange(ITEMS), own)
+            better = [np.sum(scores[user, free] > scores[user, one]) for one in free]
+            shares = np.asarray(better, float) / len(free)
+            weight[free] = [(share * 400 + 0.5) ** -focus for share in shares]
+            weight[free] /= weight[free].mean()
+        exact = (weight * Sigmoid(0.5)(scores[user] - scores[user, item])).sum() + 0.5
+        assert float(levels["rank"][pair]) == pytest.approx(float(exact), abs=0.25 if focus is None else 0.5)
     if cutoff is not None:
         largest = -np.sort(-np.asarray(scores), axis=1)
         assert np.all(levels["threshold"] <= largest[:, 2])
         assert np.all(levels["threshold"] >= largest[:, 4])
+
+
+def naive_focused_rank(scores, place, real, owned, rivals, focus):
+    """The rank of a list's positive, its negatives weighted by their places: in loops."""
+    positives, own = len(real), 1.0
+    others = [
+        1 / (1 + np.exp(-(scores[j] - scores[place]) / 0.5))
+        for j in range(positives)
+        if j != place and real[j]
+    ]
+    negative = scores[positives:]
+    weight = [(sum(other > one for other in negative) + 0.5) ** -focus for one in negative]
+    terms = [
+        w / np.mean(weight) / (1 + np.exp(-(one - scores[place]) / 0.5))
+        for w, one in zip(weight, negative, strict=True)
+    ]
+    among = rivals * (owned - 1) / max(sum(real) - 1, 1) * sum(others)
+    return own + among + (ITEMS - owned) / len(negative) * sum(terms)
+
+
+def drawn_list(data, negatives=4):
+    batch = Lists(data, 3).draw(bx.Stream.start(jax.random.key(3)), jnp.array([1]), negatives).rows
+    return jax.tree.map(lambda a: a[0], batch)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("focus", [0.0, 0.4, 1.5])
+def test_rivals_are_weighted_by_their_place(focus):
+    data, x = ratings(), parameters()
+    batch = drawn_list(data, 6)
+    scores = Bilinear().score(x, batch.user, batch.items)
+    ranks = estimated_ranks(scores, Sigmoid(0.5), batch, ITEMS, 0.3, jnp.asarray(focus))
+    real = np.asarray(batch.real)
+    for place in np.flatnonzero(real):
+        expected = naive_focused_rank(np.asarray(scores), place, real, OWNED, 0.3, focus)
+        assert float(ranks[place]) == pytest.approx(expected, rel=1e-6)
+    if focus == 0:
+        np.testing.assert_allclose(ranks, estimated_ranks(scores, Sigmoid(0.5), batch, ITEMS, 0.3))
+
+
+@pytest.mark.usefixtures("x64")
+def test_places_are_not_differentiated():
+    """The gradient of a focused rank is that of a sum with fixed weights."""
+    data, x = ratings(), parameters()
+    batch = drawn_list(data, 6)
+    scores = Bilinear().score(x, batch.user, batch.items)
+    fixed = focused(scores[3:], jnp.asarray(0.7))
+    assert float(jnp.mean(fixed)) == pytest.approx(1)
+    assert int(jnp.argmax(fixed)) == int(jnp.argmax(scores[3:]))
+
+    def by_hand(scores):
+        above = fixed * Sigmoid(0.5)(scores[None, 3:] - scores[:3, None])
+        return (ITEMS - OWNED) / 6 * jnp.sum(above)
+
+    def ranks(scores):
+        return jnp.sum(estimated_ranks(scores, Sigmoid(0.5), batch, ITEMS, 0.0, jnp.asarray(0.7)))
+
+    np.testing.assert_allclose(jax.grad(ranks)(scores), jax.grad(by_hand)(scores), rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["song", "k-song", "bsvrb v1"])
+def test_a_method_runs_with_a_focus_and_differs_by_it(method):
+    data, x = ratings(), parameters(jnp.float32)
+
+    def trained(focus):
+        settings = Settings(surrogate="sigmoid", cutoff=3, focus=focus, learning_rate=0.1)
+        problem, solver = make_method(method, data, Bilinear(), settings, 5)
+        y0 = start_levels(problem, Bilinear(), x, jax.random.key(0), 6)
+        plan = {"key": jax.random.key(1), "blocks_per_step": 3, "batch_size": 6, "initial_batch_size": 0}
+        return bx.minimize(problem, solver, x, y0, steps=5, progress=None, **plan).x["user"]
+
+    plain, zero, strong = trained(None), trained(0.0), trained(2.0)
+    np.testing.assert_allclose(plain, zero, rtol=1e-4, atol=1e-5)
+    assert float(jnp.max(jnp.abs(strong - plain))) > 1e-4
 
 
 def test_memory_is_a_few_floats_per_pair():
@@ -194,6 +279,10 @@ def test_bad_problems_are_refused():
         make_problem(data, Bilinear(), cutoff=2, softness=0.0)
     with pytest.raises(ValueError, match="rivals must lie in"):
         make_problem(ratings(), Bilinear(), cutoff=3, rivals=1.5)
+    with pytest.raises(ValueError, match="focus must"):
+        make_problem(ratings(), Bilinear(), cutoff=3, focus=-0.1)
+    with pytest.raises(ValueError, match="focus must"):
+        make_method("song", ratings(), Bilinear(), Settings(focus=-0.1), 1)
     with pytest.raises(ValueError, match="depth must lie in"):
         Power(depth=0.0, last=9.0)
     with pytest.raises(ValueError, match="last must lie in"):
