@@ -43,7 +43,7 @@ def start_levels(
     ratings, queries = lists.ratings, problem.blocks
     stream = Stream.start(key)
 
-    def of_users(group: Array) -> tuple[Array, ...]:
+    def of_users(group: Array) -> tuple[Any, ...]:
         users = jnp.minimum(group * _USERS + jnp.arange(_USERS), ratings.users - 1)
         batch = lists.draw(stream.at(group), users, negatives).rows
         scores = jax.vmap(lambda one: list_scores(model, x, one))(batch)
