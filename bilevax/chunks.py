@@ -96,7 +96,7 @@ class Sizes(eqx.Module):
 # A GPU's compiler would try kernels on tables of random numbers as large as the state.
 @functools.partial(jax.jit, compiler_options={"xla_gpu_autotune_level": 0})
 def sizes(state: State) -> Sizes:
-    """How far the tracked gradients are from zero."""
+    """How far the tracked gradients are from zero; not for use within another `jax.jit`."""
     return Sizes(norm(state.z), _root_mean_square(state, "y"), _root_mean_square(state, "v"))
 
 

@@ -20,7 +20,7 @@ PyTree = Any
 
 LARGE = 100_000  # elements from which an array is worth packing
 _WORD = 32
-_MANY = 2**16  # words
+_WORTH_A_LAUNCH = 2**16  # words
 _NARROW = 8  # numbers of a row, up to which bytes do: a row takes a word of bits at least
 
 
@@ -106,9 +106,9 @@ def _unpack(rows: Array, form: Form) -> Array:
     """Rows, with any leading axes, as they were."""
     if not form.bits:
         return rows.astype(form.dtype)
-    # Else a CPU would fetch each word anew for every bit of it, and so would an accelerator, where that
-    # costs more than one launch only if there are many.
-    if jax.default_backend() == "cpu" or rows.size > _MANY:
+    # Else each word would be fetched anew for every bit of it. An accelerator fetches a few words more sooner
+    # than it launches another kernel.
+    if jax.default_backend() == "cpu" or rows.size > _WORTH_A_LAUNCH:
         rows = jax.lax.optimization_barrier(rows)
     bits = (rows[..., None] >> jnp.arange(_WORD, dtype=jnp.uint32)) & 1
     flat = bits.astype(jnp.int32).astype(form.dtype).reshape((*rows.shape[:-1], -1))

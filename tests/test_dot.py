@@ -25,6 +25,7 @@ def test_dot_is_the_product(backend, shape, monkeypatch):
         lambda f: jax.vmap(f, (None, 0))(rows, jnp.stack([vector, along])),
         lambda f: jax.jvp(lambda v: f(rows, v), (vector,), (along,))[1],
         lambda f: jax.grad(lambda v: jnp.sum(jnp.tanh(f(rows, v))))(vector),
+        lambda f: jax.grad(lambda r: jnp.sum(jnp.tanh(f(r, vector))))(rows),
         lambda f: jax.hessian(lambda v: jnp.sum(jnp.tanh(f(rows, v))))(vector),
     ):
         mine, plain = both(transformed)
@@ -40,3 +41,11 @@ def test_on_an_accelerator_it_is_a_sum(monkeypatch):
     assert not is_product("gpu", 5)
     assert is_product("gpu", 5, 2)
     assert is_product("cpu", 5)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+@pytest.mark.parametrize(("rows", "vector"), [((4, 5), (1,)), ((4, 1), (5,)), ((4, 5), (4,)), ((4, 5), ())])
+def test_shapes_that_do_not_fit_are_refused(backend, rows, vector, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    with pytest.raises(ValueError, match="rows must be as wide as vector is long, got shapes"):
+        bx.dot(jnp.ones(rows), jnp.ones(vector))

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import types
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -53,7 +54,7 @@ def test_tuning_writes_every_trial_and_the_best(small, tmp_path):
     finalists = sorted(trials, key=lambda row: -row["dev ndcg@10"])[:2]
     assert [again in row for row in trials] == [row in finalists for row in trials]
     top = max(finalists, key=lambda row: row[again])
-    assert best["softmax"] == {name: top[name] for name in ("learning_rate", "weight_decay", "temperature")}
+    assert best["softmax"] == {name: top[name] for name in ndcg_tune.ranges("softmax")}
     assert json.loads((tmp_path / "best.json").read_text()) == best
 
 
@@ -96,46 +97,105 @@ def test_a_bilevel_method_is_tuned_in_all_its_forms(small, tmp_path, monkeypatch
     assert len(trials) == 4
 
 
-def test_a_search_goes_on_where_it_stopped(small, tmp_path, monkeypatch):
-    """Trials that are there are not run again; those of another search are refused."""
-    runs = []
+class StoppedError(Exception):
+    """A run that was cut."""
 
-    def train(ratings, model, method, numbers, columns, *, keys, **plan):
-        runs.append((method, len(keys)))
-        return types.SimpleNamespace(
-            dev=np.linspace(0.1, 0.2, len(keys))[:, None], best_epoch=np.ones(len(keys))
+
+@pytest.fixture
+def searched(small, tmp_path, monkeypatch):
+    """A search whose trainings are counted, and which can be cut at one of them."""
+
+    class Search:
+        runs: ClassVar[list] = []
+        cut: int | None = None
+        settings = ndcg_tune.Settings(
+            data="small", methods=("softmax",), trials=4, finalists=2, repeats=2, warm_up=0
         )
 
+        def __call__(self, resume=True, **changes):
+            self.runs.clear()
+            return ndcg_tune.tune(dataclasses.replace(self.settings, **changes), tmp_path, resume=resume)
+
+        def trials(self):
+            rows = json.loads((tmp_path / "trials.json").read_text())
+            return {name: sum(row["method"] == name for row in rows) for name in METHODS}, rows
+
+    search = Search()
+
+    def train(ratings, model, method, numbers, columns, *, keys, **plan):
+        if search.cut == len(search.runs):
+            raise StoppedError
+        search.runs.append((method, len(keys)))
+        dev = 0.1 + 0.1 * np.asarray(columns["weight_decay"])[:, None] * plan["epochs"] / 200
+        return types.SimpleNamespace(dev=dev, best_epoch=np.ones(len(keys)))
+
     monkeypatch.setattr(ndcg_tune, "train_many", train)
-    settings = ndcg_tune.Settings(data="small", methods=("softmax",), trials=3, finalists=2, repeats=2)
-    first = ndcg_tune.tune(settings, tmp_path)
-    assert runs == [("softmax", 3), ("softmax", 4)]
-    wider = dataclasses.replace(settings, methods=("softmax", "bpr"))
-    best = ndcg_tune.tune(wider, tmp_path, resume=True)
-    assert runs[2:] == [("bpr", 3), ("bpr", 4)]
-    assert best["softmax"] == first["softmax"]
-    rows = json.loads((tmp_path / "trials.json").read_text())
-    assert [row["method"] for row in rows] == ["softmax"] * 3 + ["bpr"] * 3
-    # A search that was stopped between the trials and the repeats of a method.
-    for row in rows:
-        row.pop(ndcg_tune.REPEATED, None)
-    (tmp_path / "trials.json").write_text(json.dumps(rows))
-    ndcg_tune.tune(settings, tmp_path, resume=True)
-    assert runs[4:] == [("softmax", 4)]
-    # Other trials: another number of them.
-    ndcg_tune.tune(dataclasses.replace(settings, trials=2), tmp_path, resume=True)
-    assert runs[5:] == [("softmax", 2), ("softmax", 4)]
+    return search
+
+
+def test_a_search_goes_on_where_it_stopped(searched):
+    whole = searched(resume=False, methods=("softmax", "bpr"))
+    assert searched.runs == [("softmax", 4), ("softmax", 4), ("bpr", 4), ("bpr", 4)]
+    _, rows = searched.trials()
+    # Nothing is missing: nothing is run, and nothing is lost of a method that is not asked for.
+    assert searched() == whole
+    assert searched.runs == []
+    assert searched.trials()[1] == [row for row in rows if row["method"] == "bpr"] + rows[:4]
+    # Another method.
+    best = searched(methods=("listnet",))
+    assert searched.runs == [("listnet", 4), ("listnet", 4)]
+    assert best.items() >= whole.items()
+    # Other trials of one: the others stay.
+    searched(trials=2)
+    assert searched.runs == [("softmax", 2), ("softmax", 4)]
+    assert searched.trials()[0]["bpr"] == 4
+    # One more finalist: only that one is repeated.
+    searched(methods=("bpr",), finalists=3)
+    assert searched.runs == [("bpr", 2)]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 3, 4, 5])
+def test_a_search_that_was_cut_ends_as_one_that_was_not(searched, cut):
+    """Two methods, one of them in two forms: cut at any of its trainings, and gone on with."""
+    plan = {"methods": ("softmax", "song"), "forms": FORMS}
+    whole = searched(resume=False, **plan)
+    (_, rows), count = searched.trials(), len(searched.runs)
+    searched.cut = cut
+    with pytest.raises(StoppedError):
+        searched(resume=False, **plan)
+    searched.cut = None
+    done = list(searched.runs)
+    assert searched(**plan) == whole
+    assert searched.trials()[1] == rows
+    assert count <= len(done) + len(searched.runs) <= count + 1  # a repeat of one form may be done twice
+
+
+def test_trials_of_another_search_are_not_taken(searched, tmp_path, monkeypatch):
+    searched(resume=False)
     with pytest.raises(ValueError, match="holds a search with epochs=200, got epochs=7"):
-        ndcg_tune.tune(dataclasses.replace(settings, epochs=7), tmp_path, resume=True)
+        searched(epochs=7)
+    # A new search that was cut at once: its settings are in the folder, the old trials must not be.
+    searched.cut = 0
+    with pytest.raises(StoppedError):
+        searched(resume=False, epochs=7)
+    searched.cut = None
+    searched(epochs=7)
+    assert searched.runs == [("softmax", 4), ("softmax", 4)]
+    # Another start of the bilevel methods.
+    monkeypatch.setattr(ndcg_tune, "tuned", lambda data, method: {"temperature": 3.0})
+    with pytest.raises(ValueError, match="holds a search with warm up="):
+        searched(epochs=7)
 
 
-def test_times_are_of_whole_epochs(small, tmp_path):
+def test_times_are_of_whole_epochs(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(ndcg_speed, "_repeat", lambda work, times: [work() or 1.0 for _ in range(times)])
     settings = ndcg_speed.Settings(data="small", methods=("softmax",), users_per_step=10, repeats=2, width=4)
     rows = ndcg_speed.measure(settings, tmp_path)
     looks = ["evaluation of test", "evaluation of dev and test"]
     assert [row["what"] for row in rows] == [*looks, "epoch of softmax"]
     users = sum(np.bincount(small.user) >= 11)
     assert rows[2]["steps"] == users // 10
+    assert rows[2]["seconds"] == pytest.approx(0.2)  # of the five epochs that take one second
     assert all(row["least"] <= row["seconds"] <= row["most"] for row in rows)
     assert json.loads((tmp_path / "speed.json").read_text()) == rows
 

@@ -1,17 +1,26 @@
 """Losses over lists: against rax, and what padding and order do to them."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bilevax.applications.ranking import LOSSES
+from bilevax.applications.ranking import LOSSES, Ratings, Settings, make_list_problem, make_method
 from bilevax.applications.ranking.lists import List
 from bilevax.applications.ranking.losses import Listing, score_list
 from bilevax.applications.ranking.neural_sort import relaxed_sort
 from bilevax.stream import Stream
 
 P, B = 5, 12
+
+
+class Same:
+    """Scores all items alike."""
+
+    def score(self, x, user, items):
+        return jnp.zeros(items.shape) + x
 
 
 def scored_list(seed=0, padded=0, scores=None):
@@ -33,7 +42,7 @@ def scored_list(seed=0, padded=0, scores=None):
     return jnp.asarray(pad(values, 9.0)), batch
 
 
-CONSTANTS = Listing(jnp.asarray(1.0), jnp.asarray(10.0), jnp.asarray(100.0))
+CONSTANTS = Listing(jnp.asarray(1.0), jnp.asarray(10.0), jnp.asarray(100.0), jnp.asarray(1.0))
 
 
 def value(name, scores, batch, listing=CONSTANTS):
@@ -99,7 +108,7 @@ def test_listmle_is_the_likelihood_of_the_order_by_rating():
 
 def test_smooth_ndcgs_become_ndcg_as_the_temperature_falls():
     scores, batch = scored_list(seed=4)
-    cold = Listing(jnp.asarray(1e-3), CONSTANTS.cutoff, CONSTANTS.item_count)
+    cold = dataclasses.replace(CONSTANTS, temperature=jnp.asarray(1e-3))
     gains = np.r_[2.0 ** np.asarray(batch.rating) - 1, np.zeros(B)]
     ranks = np.argsort(np.argsort(-np.asarray(scores))) + 1
     discounts = np.log2(1 + np.arange(1, P + B + 1))
@@ -121,8 +130,30 @@ def test_sl_at_k_weights_positives_by_the_threshold():
     # negative are 2 + 2 · 7.9, so that the 12th highest of all 100 is the second negative.
     scores = np.r_[5.0, 4.0, -3.0, -4.0, -5.0, np.linspace(2, 0, B)].astype(np.float32)
     scores, batch = scored_list(scores=scores)
-    listing = Listing(CONSTANTS.temperature, jnp.asarray(12.0), CONSTANTS.item_count)
+    listing = dataclasses.replace(CONSTANTS, cutoff=jnp.asarray(12.0))
     own = np.asarray(scores)[:P]
     weights = 1 / (1 + np.exp(-(own - float(scores[P + 1]))))
     rest = np.log(np.exp(np.asarray(scores)).sum()) - own
     assert float(value("sl@k", scores, batch, listing)) == pytest.approx(np.mean(weights * rest), rel=1e-5)
+
+
+@pytest.mark.parametrize(("evenness", "factor"), [(1.0, 1.0), (0.0, 2.0), (-1.0, 4.0)])
+def test_users_weigh_by_their_evenness(evenness, factor):
+    """A user with four times the pairs weighs alike, twice as much, or four times as much."""
+    ratings = Ratings([0, 8, 10], [*range(8), 0, 1], np.full(10, 3.0), item_count=12)
+    problem = make_list_problem(ratings, Same(), "softmax", positives=2, evenness=evenness)
+
+    def of_user(user):
+        batch = problem.upper_data.draw(Stream.start(jax.random.key(0)), jnp.array([user]), 3).rows
+        listing, one = jax.tree.map(lambda a: a[user], problem.blocks), jax.tree.map(lambda a: a[0], batch)
+        return float(problem.upper(jnp.zeros(()), None, listing, one))
+
+    assert of_user(0) == pytest.approx(factor * of_user(1), rel=1e-5)
+
+
+def test_bad_list_problems_are_refused():
+    ratings = Ratings([0, 2], [0, 1], [3.0, 4.0], item_count=5)
+    with pytest.raises(ValueError, match=r"evenness must lie in \[-1.0, 1.0\], got 1.5"):
+        make_list_problem(ratings, Same(), "softmax", evenness=1.5)
+    with pytest.raises(ValueError, match="evenness must lie in"):
+        make_method("softmax", ratings, Same(), Settings(evenness=-2.0), 1)

@@ -163,7 +163,9 @@ def tune(
     epochs: Annotated[int, typer.Option(help="epochs of every run (ranking)")] = 200,
     finalists: Annotated[int, typer.Option(help="best settings that are run again (ranking)")] = 4,
     repeats: Annotated[int, typer.Option(help="with how many other seeds (ranking)")] = 3,
-    resume: Annotated[bool, typer.Option(help="run what is missing in the folder (ranking)")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="run what is missing in the folder (ranking)")
+    ] = False,
     ridge: Annotated[float | None, typer.Option(help="λ; chosen by the first method if left out")] = None,
     seed: Seed = 1000,
     out: Out = RESULTS,
@@ -184,6 +186,8 @@ def tune(
                 )
             ndcg_tune.tune(plan, out / f"tune-{problem}", quick=quick, resume=resume)
             return
+        if resume:
+            raise ValueError(f"resume is for ranking data, got {problem!r}")
         settings = tune.Settings(data=problem, grid=grid, trials=trials, steps=steps, ridge=ridge, seed=seed)
         settings = dataclasses.replace(settings, methods=tuple(method or settings.methods))
         tune.run(settings, out / f"tune-{problem}", quick=quick)

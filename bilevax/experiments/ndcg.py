@@ -214,9 +214,10 @@ def _write(
         row: dict[str, Any] = {"method": method}
         row |= {f"NDCG@{k}": spread(one.means(f"ndcg@{k}")) for k in cutoffs}
         row[f"recall@{cutoffs[0]}"] = spread(one.means(f"recall@{cutoffs[0]}"))
-        for k in (cutoffs[0], cutoffs[-1]) if RIVAL in found and method != RIVAL else ():
-            mean, error = paired(one, found[RIVAL], f"ndcg@{k}")
-            row[f"− {RIVAL} @{k}"] = f"{mean:+.4f} ± {error:.4f}"
+        if RIVAL in found and method != RIVAL:
+            for k in (cutoffs[0], cutoffs[-1]):
+                mean, error = paired(one, found[RIVAL], f"ndcg@{k}")
+                row[f"− {RIVAL} @{k}"] = f"{mean:+.4f} ± {error:.4f}"
         row["best epoch"] = spread(one.best_epoch, 0)
         row["s/epoch"] = f"{one.seconds[-1] / one.epochs[-1]:.4f}"
         rows.append(row)

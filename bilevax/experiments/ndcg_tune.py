@@ -25,9 +25,13 @@ from bilevax.applications.ranking.methods import DISCOUNTS, SURROGATES
 from bilevax.experiments.ndcg import Parts, load_parts, tuned
 from bilevax.experiments.report import Report
 
-Range = tuple[float, float]  # drawn evenly on a logarithmic scale
+Range = tuple[float, float]  # drawn evenly on a logarithmic scale, if it is of positive numbers
 
-COMMON: dict[str, Range] = {"learning_rate": (5e-4, 2e-3), "weight_decay": (0.1, 1.0)}
+COMMON: dict[str, Range] = {
+    "learning_rate": (5e-4, 2e-3),
+    "weight_decay": (0.1, 1.0),
+    "evenness": (-1.0, 1.0),
+}
 TEMPERATURE: dict[str, Range] = {"temperature": (0.3, 2.0)}
 HOT: dict[str, Range] = {"temperature": (0.5, 8.0)}  # for losses whose best temperature was above 1.9
 HOT_LOSSES = ("softmax", "gain softmax", "listmle", "neural ndcg", "sl@k")
@@ -38,7 +42,7 @@ RANKS: dict[str, Range] = {
     "temperature": (0.4, 1.5),
     "alpha": (0.7, 1.0),
     "beta": (0.5, 1.0),
-    "evenness": (0.03, 0.3),
+    "evenness": (-1.0, 0.3),
     "rivals": (0.05, 0.5),
     "focus": (0.05, 0.6),
 }
@@ -108,7 +112,7 @@ def draw_trials(method: str, count: int, seed: int, discount: str = "logarithmic
     out = {}
     for name, (low, high) in ranges(method, discount).items():
         place = np.r_[0.5, random.random(count - 1)]
-        out[name] = low * (high / low) ** place
+        out[name] = low * (high / low) ** place if low > 0 else low + (high - low) * place
     return out
 
 
@@ -137,32 +141,38 @@ def tune(
             f"trials must be a multiple of the {len(settings.forms)} forms, got {settings.trials}"
         )
     forms = [parse_form(form) for form in settings.forms]
-    known = _known(Path(folder), settings) if resume else []
+    folder, warm = Path(folder), tuned(settings.data, "softmax")
+    rows, best = _found(folder, settings, warm) if resume else ([], {})
     report = Report(folder, settings, quick=quick)
+    report.fact("warm up", warm)
+    _keep(folder, rows, best)  # from here on the folder's trials are of these settings
     runs = max(settings.trials, settings.finalists * settings.repeats)
     search = _Search(settings, load_parts(settings.data, runs, settings.users))
-    best: dict[str, dict[str, Any]] = {}
-    rows: list[dict[str, Any]] = []
     for method in settings.methods:
         began = time.perf_counter()
         choices: list[dict[str, Any]] = forms if method in BILEVEL else [{}]
+        known = [row for row in rows if row["method"] == method]
+        others = [row for row in rows if row["method"] != method]
         mine: list[dict[str, Any]] = []
         for form in choices:
             columns = draw_trials(
                 method, settings.trials // len(choices), settings.seed, **_only(form, "discount")
             )
             keys = jax.random.split(jax.random.key(settings.seed), len(columns["learning_rate"]))
-            mine += _same_trials(known, method, form, columns) or search.run(method, form, columns, keys)
+            again = _same_trials(known, search.fixed(method, form), columns)
+            mine += again or search.run(method, form, columns, keys)
+            rows = others + mine
+            _keep(folder, rows, best)
         mine.sort(key=lambda row: -row[JUDGED])
         search.repeat(method, [row for row in mine[: settings.finalists] if REPEATED not in row])
         top = max(mine[: settings.finalists], key=lambda row: row.get(REPEATED, row[JUDGED]))
         best[method] = {name: value for name, value in top.items() if name not in MEASURED}
-        rows += mine
-        _keep(report.folder, rows, best)
-        again = f", {top[REPEATED]:.4f} with other seeds" if REPEATED in top else ""
+        rows = others + mine
+        _keep(folder, rows, best)
+        repeated = f", {top[REPEATED]:.4f} with other seeds" if REPEATED in top else ""
         seconds = time.perf_counter() - began
         print(
-            f"{method}: best dev {mine[0][JUDGED]:.4f} of {len(mine)} trials{again}, {seconds:.1f} s",
+            f"{method}: best dev {mine[0][JUDGED]:.4f} of {len(mine)} trials{repeated}, {seconds:.1f} s",
             flush=True,
         )
     report.finish()
@@ -177,13 +187,17 @@ class _Search:
         self.model = NeuMF(parts.train.users, parts.train.item_count, settings.width)
         self.warm: Any = None
 
+    def fixed(self, method: str, form: dict[str, Any]) -> dict[str, Any]:
+        """What is not drawn: a form, and sizes that a method has of its own."""
+        return form | _only(tuned(self.settings.data, method), "negatives")
+
     def run(
         self, method: str, form: dict[str, Any], columns: dict[str, np.ndarray], keys: Any
     ) -> list[dict[str, Any]]:
         """Trains once per row of the columns; a row of results for each."""
         settings = self.settings
         count = len(next(iter(columns.values())))
-        fixed = form | _only(tuned(settings.data, method), "negatives")
+        fixed = self.fixed(method, form)
         found = train_many(
             self.parts.train,
             self.model,
@@ -253,26 +267,34 @@ def _only(values: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: values[name] for name in names if name in values}
 
 
-def _known(folder: Path, settings: Settings) -> list[dict[str, Any]]:
-    """The trials of an earlier search with the same settings."""
+def _found(
+    folder: Path, settings: Settings, warm: dict[str, Any]
+) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
+    """The trials, and the best of them, of an earlier search with the same settings."""
     if not (folder / "trials.json").exists():
-        return []
-    before = json.loads((folder / "settings.json").read_text("utf-8"))
-    before = before.get("settings", before)
-    for name in ("data", "epochs", "warm_up", "every", "seed", "repeats", "width", "users"):
-        mine = getattr(settings, name)
-        if name in before and before[name] != mine:
-            raise ValueError(f"{folder} holds a search with {name}={before[name]!r}, got {name}={mine!r}")
-    return json.loads((folder / "trials.json").read_text("utf-8"))
+        return [], {}
+    facts, rows, best = (
+        json.loads((folder / f"{name}.json").read_text("utf-8")) for name in ("settings", "trials", "best")
+    )
+    same = ("data", "epochs", "warm_up", "every", "seed", "repeats", "width", "users")
+    mine = {name: getattr(settings, name) for name in same} | {"warm up": warm}
+    theirs = facts["settings"] | _only(facts, "warm up")
+    for name, value in mine.items():
+        if theirs.get(name, "nothing") != value:
+            raise ValueError(
+                f"{folder} holds a search with {name}={theirs.get(name, 'nothing')!r}, got {name}={value!r}"
+            )
+    return rows, best
 
 
 def _same_trials(
-    known: list[dict[str, Any]], method: str, form: dict[str, Any], columns: dict[str, np.ndarray]
+    known: list[dict[str, Any]], fixed: dict[str, Any], columns: dict[str, np.ndarray]
 ) -> list[dict[str, Any]]:
-    """Those of the known trials that are a method's, if they are all of them."""
-    mine = [row for row in known if row["method"] == method and form.items() <= row.items()]
+    """Those of a method's known trials that have these numbers, if they are all of them."""
+    mine = [row for row in known if fixed.items() <= row.items()]
     drawn = zip(*(map(_rounded, column) for column in columns.values()), strict=True)
-    return mine if sorted(drawn) == sorted(tuple(row.get(name) for name in columns) for row in mine) else []
+    there = (tuple(row.get(name, np.nan) for name in columns) for row in mine)
+    return mine if sorted(drawn) == sorted(there) else []
 
 
 def _rounded(number: float) -> float:

@@ -21,7 +21,7 @@ from bilevax import checks
 from bilevax.applications.ranking.lists import List, Lists, stratum_weights
 from bilevax.applications.ranking.models import list_scores
 from bilevax.applications.ranking.neural_sort import relaxed_sort
-from bilevax.applications.ranking.objective import checked_model
+from bilevax.applications.ranking.objective import check_evenness, checked_model
 from bilevax.applications.ranking.ratings import Ratings, gain
 from bilevax.problem import Problem, mean
 
@@ -35,11 +35,13 @@ class Listing(eqx.Module):
       temperature: what scores are divided by.
       cutoff: K, for losses that cut.
       item_count: N.
+      evenness: e; the loss of a list is multiplied with n^((1−e)/2), n being how many pairs the user has.
     """
 
     temperature: Array
     cutoff: Array
     item_count: Array
+    evenness: Array
 
 
 class Scored(eqx.Module):
@@ -173,7 +175,8 @@ class ListLoss:
     loss: Loss
 
     def __call__(self, x: PyTree, y: PyTree, listing: Listing, batch: List) -> Array:
-        return self.loss(score_list(list_scores(self.model, x, batch), batch), listing)
+        loss = self.loss(score_list(list_scores(self.model, x, batch), batch), listing)
+        return batch.owned ** ((1 - listing.evenness) / 2) * loss
 
 
 def score_list(scores: Array, batch: List) -> Scored:
@@ -192,6 +195,7 @@ def make_list_problem(
     positives: int = 10,
     temperature: Any = 1.0,
     cutoff: Any = 50,
+    evenness: Any = 1.0,
 ) -> Problem:
     """A plain loss over lists as a problem, so that it is trained by the same loop as the bilevel ones.
 
@@ -205,6 +209,9 @@ def make_list_problem(
       positives: P, the pairs of a user in a list.
       temperature: what the scores are divided by.
       cutoff: K, for losses that cut ("sl@k").
+      evenness: e from −1 to 1: how evenly users weigh. The loss of a list, which is a mean over its pairs or an
+        NDCG of its own, is multiplied with n^((1−e)/2), n being how many pairs the user has: 1 lets all users
+        weigh alike, −1 all pairs.
 
     Returns:
       The problem.
@@ -218,6 +225,7 @@ def make_list_problem(
             raise ValueError(f"loss must be one of {sorted(LOSSES)}, got {loss!r}")
         loss = LOSSES[loss]
     checks.coefficient("temperature", temperature, optional=False)
+    check_evenness(evenness)
 
     def of_all(value: Any) -> Array:
         return jnp.broadcast_to(jnp.asarray(value, jnp.float32), (ratings.users,))
@@ -225,7 +233,7 @@ def make_list_problem(
     return Problem(
         upper=ListLoss(model, loss),
         lower={"nothing": mean(_nothing)},
-        blocks=Listing(of_all(temperature), of_all(cutoff), of_all(ratings.item_count)),
+        blocks=Listing(of_all(temperature), of_all(cutoff), of_all(ratings.item_count), of_all(evenness)),
         upper_data=Lists(ratings, positives),
     )
 

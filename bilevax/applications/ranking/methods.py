@@ -21,7 +21,7 @@ from bilevax.applications.ranking.discounts import Discount, Logarithmic, Power
 from bilevax.applications.ranking.fresh import FreshBSVRBv1, FreshKSONG, FreshSONG
 from bilevax.applications.ranking.lists import Lists
 from bilevax.applications.ranking.losses import LOSSES, Listing, make_list_problem
-from bilevax.applications.ranking.objective import make_problem
+from bilevax.applications.ranking.objective import check_evenness, make_problem
 from bilevax.applications.ranking.ratings import Ratings
 from bilevax.applications.ranking.surrogates import Logistic, Sigmoid, SquaredHinge, Surrogate
 from bilevax.problem import Problem
@@ -60,7 +60,8 @@ class Settings:
       softness: τ₁ of the threshold's problem.
       ridge: τ₂ of it.
       gate: the width of ψ.
-      evenness: 0 for NDCG, 1 for the mean discount of a user's pairs; see `make_problem`.
+      evenness: how evenly users weigh, from −1, where all pairs do, to 1, where all users do; for the bilevel
+        methods 0 is NDCG; see `make_problem` and `make_list_problem`.
       rivals: what the user's other pairs count in a rank; see `make_problem`.
       focus: how much more the top of a list counts in a rank; None for all alike; see `make_problem`.
       discount: "logarithmic", NDCG's, or "power". *
@@ -152,15 +153,19 @@ def checked_method(method: str) -> str:
 def with_numbers(problem: Problem, settings: Settings) -> Problem:
     """The problem with its numbers taken from the settings: traced ones too, nothing is compiled anew."""
     blocks = problem.blocks
+    check_evenness(settings.evenness)
     if isinstance(blocks, Listing):
-        numbers: Any = {"temperature": settings.temperature, "cutoff": settings.cutoff}
+        numbers: Any = {
+            "temperature": settings.temperature,
+            "cutoff": settings.cutoff,
+            "evenness": settings.evenness,
+        }
     else:
         surrogate = SURROGATES[settings.surrogate](settings.temperature)
         checks.coefficient("softness", settings.softness, optional=False)
         checks.coefficient("ridge", settings.ridge, optional=False)
         checks.coefficient("gate", settings.gate, optional=False)
-        for name in ("evenness", "rivals"):
-            checks.coefficient(name, getattr(settings, name), high=1.0, zero=True, optional=False)
+        checks.coefficient("rivals", settings.rivals, high=1.0, zero=True, optional=False)
         checks.coefficient("focus", settings.focus, zero=True)
         numbers = {
             "softness": settings.softness,

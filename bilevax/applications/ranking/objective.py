@@ -48,14 +48,14 @@ class Query(eqx.Module):
     Attributes:
       ideal: Z_q^K.
       total: the sum of the gains of the user's pairs.
-      evenness: e; the loss is normalised by ideal^(1−e) · total^e.
+      evenness: e; the loss is normalised by ideal^(1−|e|), and by total^e if e is positive.
       cutoff: K + ε.
       softness: τ₁.
       ridge: τ₂.
       gate: T, the width of ψ.
       rivals: what another pair of the user counts in a rank.
-      focus: how much more an item at the top of the list counts in a rank than one at its end; None if all
-        count alike.
+      focus: a, by which items at the top of the list count more in a rank (`focused`); None if all count
+        alike.
       surrogate: ℓ.
       discount: what a pair at a rank is worth.
     """
@@ -98,8 +98,8 @@ def make_queries(
             )
     for name, value in (("softness", softness), ("ridge", ridge), ("gate", gate)):
         checks.coefficient(name, value, optional=False)
-    for name, value in (("evenness", evenness), ("rivals", rivals)):
-        checks.coefficient(name, value, high=1.0, zero=True, optional=False)
+    check_evenness(evenness)
+    checks.coefficient("rivals", rivals, high=1.0, zero=True, optional=False)
     checks.coefficient("focus", focus, zero=True)
     ideal, total = jnp.asarray(ratings.ideal(cutoff)), jnp.asarray(ratings.total_gain())
 
@@ -148,13 +148,14 @@ def make_problem(
       softness: τ₁ > 0, in units of scores.
       ridge: τ₂ > 0, the strong convexity of the threshold's problem.
       gate: T > 0, the width of ψ in units of scores.
-      evenness: e from 0 to 1. The loss of a user is divided by Z^(1−e) (Σ gains)^e: 0 is NDCG; 1 is the mean
-        discount of a user's pairs, weighted with their gains. NDCG sums over pairs, and users with many of
-        them weigh more, as Z grows less than their number.
+      evenness: e from −1 to 1: how evenly users weigh. 0 is NDCG. NDCG sums over pairs, and users with many
+        of them weigh more, as Z grows less than their number. For e > 0 the loss of a user is divided by
+        Z^(1−e) (Σ gains)^e: 1 is the mean discount of a user's pairs, weighted with their gains. For e < 0 it
+        is divided by Z^(1+e): −1 is DCG, where pairs of equal gain and rank weigh alike, whosever they are.
       rivals: from 0 to 1: what the user's other pairs count in a pair's rank. 1 is the rank among all items,
         0 that among the items that the user has not rated, by which recommendations are judged.
-      focus: a ≥ 0. In a rank the p-th of a list's negatives then counts in proportion to p^(−a), one in the
-        mean: what stands at the top of the list, where it is seen, weighs more. The weights are not
+      focus: a ≥ 0. In a rank the p-th of a list's negatives then counts in proportion to (p − ½)^(−a), one
+        in the mean: what stands at the top of the list, where it is seen, weighs more. The weights are not
         differentiated. With None all count alike, and the estimates of the ranks are unbiased.
       discount: what a pair at a rank is worth, left out `Logarithmic()`, NDCG's; or `Power(depth, last)`.
 
@@ -184,6 +185,11 @@ def make_problem(
         lower_data=Lists(ratings, positives),
         through=ListScores(model),
     )
+
+
+def check_evenness(evenness: Any) -> None:
+    """A number from −1 to 1."""
+    checks.coefficient("evenness", evenness, low=-1.0, high=1.0, zero=True, optional=False)
 
 
 def checked_model(model: Any) -> Any:
@@ -216,7 +222,8 @@ def loss(scores: Array, y: dict[str, Array], query: Query, batch: List) -> Array
     if "threshold" in y:
         terms = terms * jax.nn.sigmoid((scores[: batch.places] - y["threshold"]) / query.gate)
     drawn = jnp.sum(batch.real)
-    best = query.ideal ** (1 - query.evenness) * query.total**query.evenness
+    evenness = query.evenness
+    best = query.ideal ** (1 - jnp.abs(evenness)) * query.total ** jnp.maximum(evenness, 0)
     return -(batch.owned / drawn) * jnp.sum(jnp.where(batch.real, terms, 0)) / best
 
 
@@ -241,25 +248,30 @@ def estimated_ranks(
     """The ranks of a list's positives among all items: two strata, and the own term exact.
 
     rank_i ≈ ℓ(own) + ρ (n−1)/(p−1) Σ_{positives j ≠ i} ℓ(s_j − s_i) + (N−n)/B Σ_{negatives} κ_j ℓ(s_j − s_i)
+
+    κ = 1 without a focus: then it is an unbiased estimate of the rank. Else κ is `focused`.
     """
     places = batch.places
     positive, negative = scores[:places], scores[places:]
     drawn = jnp.sum(batch.real)
     others = batch.real[None, :] & ~jnp.eye(places, dtype=bool)
-    above = jnp.where(others, surrogate(positive[None, :] - positive[:, None]), 0)
-    among = rivals * (batch.owned - 1) / jnp.maximum(drawn - 1, 1) * jnp.sum(above, axis=1)
+    rival = jnp.where(others, surrogate(positive[None, :] - positive[:, None]), 0)
+    among = rivals * (batch.owned - 1) / jnp.maximum(drawn - 1, 1) * jnp.sum(rival, axis=1)
     _, weight = stratum_weights(batch, item_count)
-    above = focused(negative, focus) * surrogate(negative[None, :] - positive[:, None])
+    above = surrogate(negative[None, :] - positive[:, None])
+    if focus is not None:
+        above = focused(negative, focus) * above
     return surrogate.own + among + weight * jnp.sum(above, axis=1)
 
 
-def focused(negative: Array, focus: Array | None) -> Array | float:
-    """κ: what each negative of a list counts in a rank, by its place among them; one in the mean."""
-    if focus is None:
-        return 1.0
-    above = jnp.sum(negative[None, :] > negative[:, None], axis=1)
-    weight = (above + 0.5) ** -focus
-    return jax.lax.stop_gradient(weight / jnp.mean(weight))
+def focused(negative: Array, focus: Array) -> Array:
+    """κ: what each negative of a list counts in a rank: (p − ½)^(−a) at place p, one in the mean.
+
+    Equal scores share the best of their places. Places are counted, and have no derivative.
+    """
+    higher = jnp.sum(negative[None, :] > negative[:, None], axis=1)
+    weight = (higher + 0.5) ** -focus
+    return weight / jnp.mean(weight)
 
 
 @dataclasses.dataclass(frozen=True)

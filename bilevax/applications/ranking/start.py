@@ -25,8 +25,8 @@ def start_levels(
 ) -> dict[str, Array]:
     """Estimates of every pair's rank and every user's threshold, from one list per user.
 
-    A pair's estimate is unbiased: two strata and the own term exact, as in a step. A user's threshold is the
-    weighted quantile of its list at K of N items.
+    A pair's estimate is unbiased without a focus: two strata and the own term exact, as in a step. A user's
+    threshold is the weighted quantile of its list at K of N items.
 
     Args:
       problem: made by `make_problem`.
@@ -47,11 +47,9 @@ def start_levels(
         users = jnp.minimum(group * _USERS + jnp.arange(_USERS), ratings.users - 1)
         batch = lists.draw(stream.at(group), users, negatives).rows
         scores = jax.vmap(lambda one: list_scores(model, x, one))(batch)
-        places = batch.slot.shape[1]
-        if queries.focus is None:
-            counts = jnp.ones_like(scores[:, places:])
-        else:
-            counts = jax.vmap(focused)(scores[:, places:], queries.focus[users])
+        counts = None
+        if queries.focus is not None:
+            counts = jax.vmap(focused)(scores[:, batch.slot.shape[1] :], queries.focus[users])
         return scores, batch.slot, batch.real, batch.owned, counts
 
     groups = -(-ratings.users // _USERS)
@@ -75,7 +73,7 @@ def _ranks(
     scores: Array,
     slots: Array,
     real: Array,
-    counts: Array,
+    counts: Array | None,
 ) -> Array:
     """The rank of every pair among the items of its user's list, weighted; and 1 behind the last pair."""
     places = slots.shape[1]
@@ -94,7 +92,7 @@ def _ranks(
             others = real[user] & (slots[user] != pair)
             owned = ratings.offsets[user + 1] - ratings.offsets[user]
             among = jnp.sum(jnp.where(others, above[:places], 0)) / jnp.maximum(jnp.sum(others), 1)
-            beyond = jnp.mean(counts[user] * above[places:])
+            beyond = jnp.mean(above[places:] if counts is None else counts[user] * above[places:])
             rivals = queries.rivals[user] * (owned - 1)
             return surrogate.own + rivals * among + (ratings.item_count - owned) * beyond
 
