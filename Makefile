@@ -40,7 +40,7 @@ format: .venv/dev
 	$(bin)/ruff format .
 
 # All of them take about an hour; `make bench BENCH=step` runs one. JSON, Markdown and plots go to results/.
-BENCH ?= step growth speedup memory "runner overhead" peers "single_block a8a w8a mnist"
+BENCH ?= step launches growth speedup memory "runner overhead" peers "single_block a8a w8a mnist"
 
 bench: .venv/dev
 	for name in $(BENCH); do $(bin)/python -m benchmarks.$$name || exit 1; done

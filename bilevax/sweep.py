@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -158,7 +159,7 @@ def sweep(
     stacked = _stack(problems) if many else problem
     display = make_progress(progress, steps)
 
-    batch = _Batch(make, plan | {"initial_batch_size": initial_batch_size}, dict(metrics or {}), many)
+    batch = _batch(make, plan | {"initial_batch_size": initial_batch_size}, dict(metrics or {}), many)
     numbers = {name: jnp.asarray(column, float) for name, column in columns.items()}
     states = jax.block_until_ready(batch.start(stacked, numbers, x0, y0, keys))
     states, _, _ = jax.block_until_ready(batch.advance(stacked, numbers, states, 0))
@@ -177,17 +178,33 @@ def sweep(
             best = {name: _least(values) for name, values in entry.items()}
             display.update(at[-1], at[-1] * count * seeds / running, best)
     history = {name: np.stack([entry[name] for entry in entries], -1) for name in entries[0]}
-    y = jax.jit(jax.vmap(jax.vmap(lambda state: state.y)))(states)
+    y = _all_y(states)
     return Sweep(columns, states.x, y, history, np.asarray(at), np.asarray(seconds), compile_seconds)
+
+
+_all_y = jax.jit(jax.vmap(jax.vmap(lambda state: state.y)))
+
+
+def _batch(make: Callable[..., Any], plan: dict[str, Any], metrics: dict[str, Any], many: bool) -> _Batch:
+    """The compiled parts: those of an earlier sweep of the same functions, if there was one."""
+    parts = (make, tuple(plan.items()), tuple(metrics.items()), many)
+    try:
+        return _known_batch(*parts)
+    except TypeError:  # a function that cannot be hashed
+        return _Batch(*parts)
 
 
 class _Batch:
     """The compiled parts of a sweep: axes (settings, seeds)."""
 
     def __init__(
-        self, make: Callable[..., Any], plan: dict[str, Any], metrics: dict[str, Any], many: bool
+        self,
+        make: Callable[..., Any],
+        sampling: tuple[tuple[str, Any], ...],
+        measures: tuple[tuple[str, Any], ...],
+        many: bool,
     ) -> None:
-        over = 0 if many else None
+        plan, metrics, over = dict(sampling), dict(measures), 0 if many else None
 
         def start(problem: Problem, numbers: Any, x0: PyTree, y0: PyTree, key: Array) -> State:
             return make(**numbers).init(problem, x0, y0, key=key, **plan)
@@ -214,6 +231,9 @@ class _Batch:
             jax.vmap(jax.vmap(advance, in_axes=(over, None, 0, None)), in_axes=(None, 0, 0, None)),
             donate_argnums=2,
         )
+
+
+_known_batch = functools.lru_cache(maxsize=8)(_Batch)
 
 
 def _least(values: np.ndarray) -> float:

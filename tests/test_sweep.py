@@ -102,3 +102,46 @@ def test_if_every_setting_diverged_there_is_no_best():
     found = bx.sweep(CASE.problem, bx.BSVRBv2, settings, CASE.x0, CASE.y0, keys=KEYS, **PLAN)
     with pytest.raises(ValueError, match="all diverged"):
         found.best("objective")
+
+
+def test_a_second_sweep_of_the_same_functions_traces_nothing_anew():
+    traced = []
+
+    def upper(x, y, block, batch):
+        traced.append(1)
+        return CASE.problem.upper(x, y, block, batch)
+
+    problem = bx.Problem(
+        upper,
+        CASE.problem.levels["lower"].function,
+        CASE.problem.blocks,
+        CASE.problem.upper_data,
+        CASE.problem.lower_data[0],
+    )
+
+    def run(make, *steps):
+        return bx.sweep(problem, make, {"upper_step": steps}, CASE.x0, CASE.y0, keys=KEYS, **PLAN)
+
+    first = run(bx.BSVRBv2, 0.05, 0.1)
+    count = len(traced)
+    again = run(bx.BSVRBv2, 0.05, 0.2)
+    assert len(traced) == count
+    np.testing.assert_array_equal(again.x[0], first.x[0])
+    assert not np.array_equal(again.x[1], first.x[1])
+    run(bx.MMBO, 0.05, 0.1)
+    assert len(traced) > count
+
+
+def test_a_maker_that_cannot_be_hashed_will_do():
+    class Maker:
+        __hash__ = None
+
+        def __call__(self, upper_step):
+            return bx.BSVRBv2(upper_step=upper_step)
+
+    settings = {"upper_step": [0.05]}
+    found, plain = (
+        bx.sweep(CASE.problem, make, settings, CASE.x0, CASE.y0, keys=KEYS, **PLAN)
+        for make in (Maker(), bx.BSVRBv2)
+    )
+    np.testing.assert_allclose(found.x, plain.x, rtol=1e-6)

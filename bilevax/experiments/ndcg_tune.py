@@ -35,7 +35,7 @@ COMMON: dict[str, Range] = {
 TEMPERATURE: dict[str, Range] = {"temperature": (0.3, 2.0)}
 HOT: dict[str, Range] = {"temperature": (0.5, 8.0)}  # for losses whose best temperature was above 1.9
 HOT_LOSSES = ("softmax", "gain softmax", "listmle", "neural ndcg", "sl@k")
-# What these are was narrowed down by the searches in docs/ranking.md.
+# Narrowed down by the searches in docs/ranking.md.
 RANKS: dict[str, Range] = {
     "learning_rate": (8e-4, 2e-3),
     "weight_decay": (0.3, 1.0),

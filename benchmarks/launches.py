@@ -1,0 +1,136 @@
+"""Time per step on an accelerator (a8a, m = 100), and the kernels that a step launches.
+
+`python -m benchmarks.launches` times small and large steps of several methods; `--trace` also lists the
+kernels of a step, with the time that each takes. On a CPU it runs too, and lists nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import gzip
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import bilevax as bx
+from benchmarks import hyperopt
+from bilevax.chunks import compiled_chunk, compiled_init, numbers_as_arrays
+
+BLOCKS = 100
+SIZES = {"small": (10, 32), "large": (100, 1024)}  # I and B
+METHODS = {"BSVRBv2": bx.BSVRBv2, "SOBA": bx.SOBA, "MMBO": bx.MMBO, "BSVRBv1": bx.BSVRBv1}
+TARGETS = {("BSVRBv2", "small"): 25.0, ("BSVRBv2", "large"): 80.0}  # µs, on one H200
+TRACED = 64  # steps
+
+
+class Steps:
+    """A method on a8a's problem, ready to run chunks of steps."""
+
+    def __init__(self, method: str, size: str):
+        problem, x0, y0 = hyperopt.problem(hyperopt.load("a8a"), BLOCKS)
+        blocks, batch = SIZES[size]
+        self.inputs = (numbers_as_arrays(METHODS[method](upper_step=0.1)), problem)
+        self.state = compiled_init(
+            *self.inputs, x0, y0, jax.random.key(0), blocks_per_step=blocks, batch_size=batch
+        )
+        self.run(1)
+
+    def run(self, steps: int) -> float:
+        """Takes so many steps; the seconds."""
+        began = time.perf_counter()
+        self.state, _ = compiled_chunk(self.inputs, self.state, steps)
+        jax.block_until_ready(self.state)
+        return time.perf_counter() - began
+
+    def best(self, turns: int, seconds: float) -> float:
+        """The least seconds per step of several turns, each of about so many seconds."""
+        steps = 32
+        while self.run(steps) < seconds:
+            steps *= 2
+        return min(self.run(steps) for _ in range(turns)) / steps
+
+    def kernels(self) -> list[dict[str, Any]]:
+        """The kernels of a step, the longest first: name, launches, µs."""
+        with tempfile.TemporaryDirectory() as folder:
+            with jax.profiler.trace(folder):
+                self.run(TRACED)
+            (path,) = Path(folder).rglob("*.trace.json.gz")
+            events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        streams = {
+            (event["pid"], event["tid"])
+            for event in events
+            if event.get("name") == "thread_name" and "Stream" in event["args"]["name"]
+        }
+        launches, micro = collections.Counter(), collections.Counter()
+        for event in events:
+            if event.get("ph") == "X" and (event["pid"], event["tid"]) in streams:
+                launches[event["name"]] += 1
+                micro[event["name"]] += event["dur"]
+        return [
+            {"kernel": name, "launches": launches[name] / TRACED, "microseconds": total / TRACED}
+            for name, total in micro.most_common()
+        ]
+
+
+def measure(methods: list[str], sizes: list[str], turns: int, seconds: float, trace: bool) -> list[dict]:
+    """A row for every method and size."""
+    rows = []
+    for size in sizes:
+        for method in methods:
+            steps = Steps(method, size)
+            row: dict[str, Any] = {"method": method, "size": size}
+            row["microseconds"] = 1e6 * steps.best(turns, seconds)
+            if trace:
+                row["kernels"] = steps.kernels()
+            rows.append(row)
+            print(f"{method}, {size}: {row['microseconds']:.1f} µs", flush=True)
+    return rows
+
+
+def markdown(rows: list[dict]) -> str:
+    """The times, and the kernels of each where they were traced."""
+    lines = ["| method | I | B | µs per step | target on an H200 |", "| --- | --- | --- | --- | --- |"]
+    for row in rows:
+        blocks, batch = SIZES[row["size"]]
+        target = TARGETS.get((row["method"], row["size"]), "")
+        lines.append(f"| {row['method']} | {blocks} | {batch} | {row['microseconds']:.1f} | {target} |")
+    for row in rows:
+        if row.get("kernels"):
+            lines += [
+                "",
+                f"{row['method']}, {row['size']}:",
+                "",
+                "| kernel | launches | µs |",
+                "| --- | --- | --- |",
+            ]
+            lines += [
+                f"| {one['kernel']} | {one['launches']:.1f} | {one['microseconds']:.2f} |"
+                for one in row["kernels"]
+            ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.1, help="the least time of a turn")
+    parser.add_argument("--trace", action="store_true", help="list the kernels of a step")
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    options = parser.parse_args()
+    rows = measure(options.methods, options.sizes, options.turns, options.seconds, options.trace)
+    text = markdown(rows) + f"\n\nDevice: {jax.devices()[0].device_kind}; best of {options.turns} turns.\n"
+    print(text)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "launches.json").write_text(json.dumps(rows, indent=2))
+    (options.out / "launches.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
