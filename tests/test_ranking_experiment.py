@@ -1,5 +1,6 @@
 """The ranking experiment on a small table: what it writes, and what it counts."""
 
+import csv
 import dataclasses
 import json
 import os
@@ -25,8 +26,9 @@ def small(monkeypatch):
 
 
 def test_the_table_has_every_method_and_the_paper_beside_it(small, tmp_path):
-    settings = ndcg.Settings(data="small", methods=("softmax",), seeds=2, epochs=4, every=2, width=4)
-    numbers = {"softmax": {"users_per_step": 10, "negatives": 10, "positives": 4}}
+    methods = ("softmax", "lambdarank")
+    settings = ndcg.Settings(data="small", methods=methods, seeds=2, epochs=4, every=2, width=4)
+    numbers = dict.fromkeys(methods, {"users_per_step": 10, "negatives": 10, "positives": 4})
     found = ndcg.run(settings, tmp_path, quick=True, numbers=numbers)
     assert found["softmax"].dev.shape == (2, 2)
     assert found["softmax"].epochs.tolist() == [2, 4]
@@ -34,11 +36,16 @@ def test_the_table_has_every_method_and_the_paper_beside_it(small, tmp_path):
     assert "| popularity |" in table
     assert "| softmax |" in table
     assert "full ranking" in table
+    rows = list(csv.DictReader((tmp_path / "ndcg.csv").open()))
+    for k in (10, 50):
+        mean, error = ndcg.paired(found["softmax"], found["lambdarank"], f"ndcg@{k}")
+        assert rows[1][f"− lambdarank @{k}"] == f"{mean:+.4f} ± {error:.4f}"
+        assert rows[2][f"− lambdarank @{k}"] == ""
     assert "RE-" not in (tmp_path / "paper.md").read_text()
     assert "0.0749" in (tmp_path / "paper.md").read_text()
     lines = (tmp_path / "curves.csv").read_text().splitlines()
     assert lines[0] == "method,seed,epoch,seconds,dev ndcg@10"
-    assert len(lines) == 1 + 2 * 2
+    assert len(lines) == 1 + 2 * 2 * 2
     with pytest.raises(ValueError, match=r"methods must be among .* got \['magic'\]"):
         ndcg.run(ndcg.Settings(methods=("magic",)), tmp_path)
 

@@ -75,8 +75,8 @@ def measure(settings: Settings, folder: str | Path, *, quick: bool = False) -> l
 
 
 def _time_epochs(method: str, parts: Parts, model: Any, settings: Settings) -> dict[str, Any]:
-    fixed = {k: v for k, v in tuned(settings.data, method).items() if k in ("negatives", "surrogate")}
-    numbers = Numbers().replace(**fixed, users_per_step=min(settings.users_per_step, parts.train.users))
+    numbers = Numbers().replace(**tuned(settings.data, method))
+    numbers = numbers.replace(users_per_step=min(settings.users_per_step, parts.train.users))
     per_epoch = steps_per_epoch(parts.train, numbers)
     problem, solver = make_method(method, parts.train, model, numbers, per_epoch * 100)
     # Where the levels start is of no matter for the time a step takes.
