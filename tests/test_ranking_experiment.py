@@ -28,7 +28,7 @@ def small(monkeypatch):
 def test_the_table_has_every_method_and_the_paper_beside_it(small, tmp_path):
     methods = ("softmax", "lambdarank")
     settings = ndcg.Settings(data="small", methods=methods, seeds=2, epochs=4, every=2, width=4)
-    numbers = dict.fromkeys(methods, {"users_per_step": 10, "negatives": 10, "positives": 4})
+    numbers = {key: {"users_per_step": 10, "negatives": 10, "positives": 4} for key in methods}
     found = ndcg.run(settings, tmp_path, quick=True, numbers=numbers)
     assert found["softmax"].dev.shape == (2, 2)
     assert found["softmax"].epochs.tolist() == [2, 4]
