@@ -106,7 +106,7 @@ def draw_trials(method: str, count: int, seed: int, discount: str = "logarithmic
     Example:
       >>> columns = draw_trials("softmax", 4, seed=0)
       >>> sorted(columns), len(columns["temperature"])
-      (['learning_rate', 'temperature', 'weight_decay'], 4)
+      (['evenness', 'learning_rate', 'temperature', 'weight_decay'], 4)
     """
     random = np.random.default_rng(seed)
     out = {}
