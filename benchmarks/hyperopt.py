@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import scipy.sparse as sp
 from sklearn.datasets import load_svmlight_file
 
 import bilevax as bx
+from bilevax.chunks import compiled_chunk, compiled_init, numbers_as_arrays
 
 WIDTHS = {"a8a": 123, "w8a": 300}
 REGULARIZATION = 1e-3
@@ -72,3 +74,20 @@ def problem(split: Split, blocks: int = 100) -> tuple[bx.Problem, jax.Array, jax
         ),
     )
     return built, jnp.zeros(n), jnp.zeros((blocks, features))
+
+
+class Steps:
+    """A method on this problem, ready to run chunks of steps."""
+
+    def __init__(self, solver: Any, split: Split, blocks: int, blocks_per_step: int, batch_size: int):
+        built, x0, y0 = problem(split, blocks)
+        self.inputs = (numbers_as_arrays(solver), built)
+        plan = {"blocks_per_step": blocks_per_step, "batch_size": batch_size}
+        began = time.perf_counter()
+        self.state = compiled_init(*self.inputs, x0, y0, jax.random.key(0), **plan)
+        self.run(0)
+        self.compile_seconds = time.perf_counter() - began
+
+    def run(self, steps: int) -> None:
+        self.state, _ = compiled_chunk(self.inputs, self.state, steps)
+        jax.block_until_ready(self.state)

@@ -19,7 +19,6 @@ import jax
 
 import bilevax as bx
 from benchmarks import hyperopt
-from bilevax.chunks import compiled_chunk, compiled_init, numbers_as_arrays
 
 BLOCKS = 100
 SIZES = {"small": (10, 32), "large": (100, 1024)}  # I and B
@@ -28,65 +27,54 @@ TARGETS = {("BSVRBv2", "small"): 25.0, ("BSVRBv2", "large"): 80.0}  # µs, on on
 TRACED = 64  # steps
 
 
-class Steps:
-    """A method on a8a's problem, ready to run chunks of steps."""
+def timed(runner: hyperopt.Steps, steps: int) -> float:
+    """The seconds of so many steps."""
+    began = time.perf_counter()
+    runner.run(steps)
+    return time.perf_counter() - began
 
-    def __init__(self, method: str, size: str):
-        problem, x0, y0 = hyperopt.problem(hyperopt.load("a8a"), BLOCKS)
-        blocks, batch = SIZES[size]
-        self.inputs = (numbers_as_arrays(METHODS[method](upper_step=0.1)), problem)
-        self.state = compiled_init(
-            *self.inputs, x0, y0, jax.random.key(0), blocks_per_step=blocks, batch_size=batch
-        )
-        self.run(1)
 
-    def run(self, steps: int) -> float:
-        """Takes so many steps; the seconds."""
-        began = time.perf_counter()
-        self.state, _ = compiled_chunk(self.inputs, self.state, steps)
-        jax.block_until_ready(self.state)
-        return time.perf_counter() - began
+def best(runner: hyperopt.Steps, turns: int, seconds: float) -> float:
+    """The least seconds per step of several turns, each of about so many seconds."""
+    steps = 32
+    while timed(runner, steps) < seconds:
+        steps *= 2
+    return min(timed(runner, steps) for _ in range(turns)) / steps
 
-    def best(self, turns: int, seconds: float) -> float:
-        """The least seconds per step of several turns, each of about so many seconds."""
-        steps = 32
-        while self.run(steps) < seconds:
-            steps *= 2
-        return min(self.run(steps) for _ in range(turns)) / steps
 
-    def kernels(self) -> list[dict[str, Any]]:
-        """The kernels of a step, the longest first: name, launches, µs."""
-        with tempfile.TemporaryDirectory() as folder:
-            with jax.profiler.trace(folder):
-                self.run(TRACED)
-            (path,) = Path(folder).rglob("*.trace.json.gz")
-            events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-        streams = {
-            (event["pid"], event["tid"])
-            for event in events
-            if event.get("name") == "thread_name" and "Stream" in event["args"]["name"]
-        }
-        launches, micro = collections.Counter(), collections.Counter()
-        for event in events:
-            if event.get("ph") == "X" and (event["pid"], event["tid"]) in streams:
-                launches[event["name"]] += 1
-                micro[event["name"]] += event["dur"]
-        return [
-            {"kernel": name, "launches": launches[name] / TRACED, "microseconds": total / TRACED}
-            for name, total in micro.most_common()
-        ]
+def kernels(runner: hyperopt.Steps) -> list[dict[str, Any]]:
+    """The kernels of a step, the longest first: name, launches, µs."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            runner.run(TRACED)
+        (path,) = Path(folder).rglob("*.trace.json.gz")
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    streams = {
+        (event["pid"], event["tid"])
+        for event in events
+        if event.get("name") == "thread_name" and "Stream" in event["args"]["name"]
+    }
+    launches, micro = collections.Counter(), collections.Counter()
+    for event in events:
+        if event.get("ph") == "X" and (event["pid"], event["tid"]) in streams:
+            launches[event["name"]] += 1
+            micro[event["name"]] += event["dur"]
+    return [
+        {"kernel": name, "launches": launches[name] / TRACED, "microseconds": total / TRACED}
+        for name, total in micro.most_common()
+    ]
 
 
 def measure(methods: list[str], sizes: list[str], turns: int, seconds: float, trace: bool) -> list[dict]:
     """A row for every method and size."""
-    rows = []
+    rows, split = [], hyperopt.load("a8a")
     for size in sizes:
         for method in methods:
-            steps = Steps(method, size)
+            runner = hyperopt.Steps(METHODS[method](upper_step=0.1), split, BLOCKS, *SIZES[size])
             row: dict[str, Any] = {"method": method, "size": size}
-            row["microseconds"] = 1e6 * steps.best(turns, seconds)
+            row["microseconds"] = 1e6 * best(runner, turns, seconds)
             if trace:
-                row["kernels"] = steps.kernels()
+                row["kernels"] = kernels(runner)
             rows.append(row)
             print(f"{method}, {size}: {row['microseconds']:.1f} µs", flush=True)
     return rows

@@ -12,12 +12,12 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 
 import bilevax as bx
 from benchmarks import hyperopt, kernel
-from bilevax.chunks import compiled_chunk, compiled_init, numbers_as_arrays
 
 BLOCKS, BLOCKS_PER_STEP, BATCH = 100, 10, 32
 METHODS = {"BSVRBv2": bx.BSVRBv2, "BSVRBv1": bx.BSVRBv1, "KSONG": bx.KSONG, "RSVRB": bx.RSVRB}
@@ -27,24 +27,6 @@ TARGETS = {
     ("w8a", "BSVRBv2", "kernel"): 1.0,
     ("a8a", "BSVRBv1", "BSVRBv2"): 40.0,
 }
-
-
-class Method:
-    """One of our methods, ready to run chunks of steps."""
-
-    def __init__(self, name: str, split: hyperopt.Split):
-        problem, x0, y0 = hyperopt.problem(split, BLOCKS)
-        self.inputs = (numbers_as_arrays(METHODS[name](upper_step=0.1)), problem)
-        began = time.perf_counter()
-        self.state = compiled_init(
-            *self.inputs, x0, y0, jax.random.key(0), blocks_per_step=BLOCKS_PER_STEP, batch_size=BATCH
-        )
-        self.run(0)
-        self.compile_seconds = time.perf_counter() - began
-
-    def run(self, steps: int) -> None:
-        self.state, _ = compiled_chunk(self.inputs, self.state, steps)
-        jax.block_until_ready(self.state)
 
 
 class Kernel:
@@ -70,7 +52,10 @@ class Kernel:
 def measure(data: str, methods: list[str], turns: int) -> dict[str, dict[str, float]]:
     """Best seconds per step of everything, in turns."""
     split = hyperopt.load(data)
-    runners = {"kernel": Kernel(split)} | {name: Method(name, split) for name in methods}
+    runners: dict[str, Any] = {"kernel": Kernel(split)}
+    for name in methods:
+        solver = METHODS[name](upper_step=0.1)
+        runners[name] = hyperopt.Steps(solver, split, BLOCKS, BLOCKS_PER_STEP, BATCH)
     best = dict.fromkeys(runners, float("inf"))
     for _ in range(turns):
         for name, runner in runners.items():
