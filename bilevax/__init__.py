@@ -1,6 +1,7 @@
 """Stochastic multi-block bilevel optimization in JAX."""
 
 from bilevax import theory
+from bilevax.averaging import averaged
 from bilevax.checkpoint import CheckpointError
 from bilevax.chunks import advance
 from bilevax.diagnostics import Residuals, hypergradient, objective, residuals, solve_lower
@@ -68,6 +69,7 @@ __all__ = [
     "TensorBoard",
     "advance",
     "argmin",
+    "averaged",
     "dot",
     "grid",
     "hypergradient",

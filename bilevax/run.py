@@ -30,7 +30,7 @@ FIXED = ("objective", "gradient_norm", "lower_residual", "inverse_residual")  # 
 
 @dataclasses.dataclass(frozen=True)
 class Best:
-    """The best iterate by a metric."""
+    """The best iterate by a metric; x is averaged if the solver's upper step is."""
 
     x: PyTree
     y: PyTree
@@ -43,7 +43,7 @@ class Result:
     """What `minimize` returns.
 
     Attributes:
-      x: the upper variable at the end.
+      x: the upper variable at the end; its average, if the solver's upper step is `averaged`.
       y: the lower variables at the end, caught up; a dict if the levels have names.
       state: the whole state, from which `advance` can go on.
       history: what was measured; `history["objective"]` is an array, `history.frame()` a pandas frame.
@@ -124,7 +124,7 @@ class Run:
         if self.best_iterate is not None:
             self.stale += 1
             if entry[watch] < self.best_value:
-                self.best_iterate = jax.tree.map(jnp.copy, (self.state.x, self.state.y))
+                self.best_iterate = jax.tree.map(jnp.copy, (self.state.average, self.state.y))
                 self.best_value, self.best_step, self.stale = entry[watch], self.done, 0
         return entry
 
@@ -190,4 +190,4 @@ class Run:
             best = Best(x, y, self.best_step, self.best_value)
         state = self.state
         spent = (self.speed, self.compile_seconds)
-        return Result(state.x, state.y, state, self.history, outcome, message, best, oracles, *spent)
+        return Result(state.average, state.y, state, self.history, outcome, message, best, oracles, *spent)

@@ -61,7 +61,8 @@ def test_tuning_writes_every_trial_and_the_best(small, tmp_path):
     finalists = sorted(trials, key=lambda row: -row["dev ndcg@10"])[:2]
     assert [again in row for row in trials] == [row in finalists for row in trials]
     top = max(finalists, key=lambda row: row[again])
-    assert best["softmax"] == {name: top[name] for name in ndcg_tune.ranges("softmax")}
+    names = [*ndcg_tune.ranges("softmax"), "positives", "averaging"]
+    assert best["softmax"] == {name: top[name] for name in names}
     assert json.loads((tmp_path / "best.json").read_text()) == best
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from bilevax.applications.ranking import NeuMF, make_method
 from bilevax.applications.ranking import Settings as Numbers
 from bilevax.applications.ranking.evaluation import Held, mean_metrics
-from bilevax.applications.ranking.training import steps_per_epoch
+from bilevax.applications.ranking.methods import steps_per_epoch
 from bilevax.chunks import compiled_chunk, compiled_init, numbers_as_arrays
 from bilevax.experiments.ndcg import CUTOFFS, Parts, load_parts, tuned
 from bilevax.experiments.report import Report, markdown
@@ -77,7 +77,7 @@ def measure(settings: Settings, folder: str | Path, *, quick: bool = False) -> l
 def _time_epochs(method: str, parts: Parts, model: Any, settings: Settings) -> dict[str, Any]:
     numbers = Numbers().replace(**tuned(settings.data, method))
     numbers = numbers.replace(users_per_step=min(settings.users_per_step, parts.train.users))
-    per_epoch = steps_per_epoch(parts.train, numbers)
+    per_epoch = steps_per_epoch(parts.train.users, numbers)
     problem, solver = make_method(method, parts.train, model, numbers, per_epoch * 100)
     # Where the levels start is of no matter for the time a step takes.
     y0 = {name: None if name == "nothing" else jnp.ones(problem.slots_of(name)) for name in problem.levels}

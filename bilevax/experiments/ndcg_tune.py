@@ -27,27 +27,25 @@ from bilevax.experiments.report import Report
 
 Range = tuple[float, float]  # drawn evenly on a logarithmic scale, if it is of positive numbers
 
+# All ranges were narrowed down by the searches in docs/ranking.md.
 COMMON: dict[str, Range] = {
-    "learning_rate": (5e-4, 2e-3),
-    "weight_decay": (0.1, 1.0),
-    "evenness": (-1.0, 1.0),
-}
-TEMPERATURE: dict[str, Range] = {"temperature": (0.3, 2.0)}
-HOT: dict[str, Range] = {"temperature": (0.5, 8.0)}  # for losses whose best temperature was above 1.9
-HOT_LOSSES = ("softmax", "gain softmax", "listmle", "neural ndcg", "sl@k")
-# Narrowed down by the searches in docs/ranking.md.
-RANKS: dict[str, Range] = {
     "learning_rate": (8e-4, 2e-3),
     "weight_decay": (0.3, 1.0),
-    "temperature": (0.4, 1.5),
-    "alpha": (0.7, 1.0),
-    "beta": (0.5, 1.0),
-    "evenness": (-1.0, 0.3),
-    "rivals": (0.05, 0.5),
-    "focus": (0.05, 0.6),
+    "evenness": (-1.0, 0.5),
 }
-DEPTHS: dict[str, Range] = {"depth": (0.35, 1.0)}
-THRESHOLDS: dict[str, Range] = {"gate": (0.5, 20.0), "softness": (0.05, 0.5)}
+TEMPERATURE: dict[str, Range] = {"temperature": (0.3, 1.2)}
+HOT: dict[str, Range] = {"temperature": (0.5, 4.0)}  # for losses that want larger ones
+HOT_LOSSES = ("softmax", "gain softmax", "listmle", "neural ndcg", "sl@k")
+RANKS: dict[str, Range] = {
+    "temperature": (0.4, 1.2),
+    "alpha": (0.8, 1.0),
+    "beta": (0.5, 1.0),
+    "evenness": (-1.0, -0.3),
+    "rivals": (0.05, 0.5),
+    "focus": (0.2, 0.8),
+}
+DEPTHS: dict[str, Range] = {"depth": (0.4, 0.9)}
+THRESHOLDS: dict[str, Range] = {"gate": (3.0, 20.0), "softness": (0.05, 0.5)}
 CORRECTED: dict[str, Range] = {"gamma": (0.01, 1.0)}
 
 
@@ -69,6 +67,8 @@ class Settings:
       seed: of the trials; experiments use other seeds.
       finalists: how many of the trials, the best of all, are run again.
       repeats: with how many other seeds; 0 takes the best trial as it is.
+      positives: P of every list.
+      averaging: epochs over which every model is averaged.
       forms: the choices of the bilevel methods: a surrogate and a discount, with a plus between them.
       width: of the model's vectors.
       users: use only the first so many users; None takes all.
@@ -83,6 +83,8 @@ class Settings:
     seed: int = 1000
     finalists: int = 4
     repeats: int = 3
+    positives: int = 20
+    averaging: float = 10.0
     forms: tuple[str, ...] = ("logistic + power",)
     width: int = 64
     users: int | None = None
@@ -188,8 +190,9 @@ class _Search:
         self.warm: Any = None
 
     def fixed(self, method: str, form: dict[str, Any]) -> dict[str, Any]:
-        """What is not drawn: a form, and sizes that a method has of its own."""
-        return form | _only(tuned(self.settings.data, method), "negatives")
+        """What is not drawn: a form, what all methods have in common, and a size that one has of its own."""
+        common = {"positives": self.settings.positives, "averaging": self.settings.averaging}
+        return form | common | _only(tuned(self.settings.data, method), "negatives")
 
     def run(
         self, method: str, form: dict[str, Any], columns: dict[str, np.ndarray], keys: Any
@@ -313,8 +316,9 @@ def main() -> None:
     parser.add_argument("--data", default=Settings.data)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--forms", nargs="+", default=list(Settings.forms))
-    for name in ("trials", "epochs", "warm_up", "every", "seed", "finalists", "repeats"):
+    for name in ("trials", "epochs", "warm_up", "every", "seed", "finalists", "repeats", "positives"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Settings, name))
+    parser.add_argument("--averaging", type=float, default=Settings.averaging)
     parser.add_argument("--users", type=int)
     parser.add_argument("--out", default="results/ndcg-tune")
     parser.add_argument("--resume", action="store_true", help="run what is missing in the folder")

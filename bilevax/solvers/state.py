@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 from jax import Array
 
+from bilevax.averaging import average_of
 from bilevax.memory import Clocks, Moving
 from bilevax.sampling import Sampler
 from bilevax.trees import PyTree, spread
@@ -62,6 +63,11 @@ class State(eqx.Module):
     def x_before(self) -> PyTree:
         """x one step earlier; None if the method does not look there."""
         return self.back.from_(self.x, self.z) if isinstance(self.back, Along) else self.back
+
+    @property
+    def average(self) -> PyTree:
+        """The average of x that an `averaged` upper step keeps; x itself without one."""
+        return average_of(self.optimizer, self.x)
 
     @property
     def y(self) -> PyTree:

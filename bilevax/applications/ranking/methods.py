@@ -24,6 +24,7 @@ from bilevax.applications.ranking.losses import LOSSES, Listing, make_list_probl
 from bilevax.applications.ranking.objective import check_evenness, make_problem
 from bilevax.applications.ranking.ratings import Ratings
 from bilevax.applications.ranking.surrogates import Logistic, Sigmoid, SquaredHinge, Surrogate
+from bilevax.averaging import averaged
 from bilevax.problem import Problem
 from bilevax.restart import Restart
 from bilevax.solvers import SONG
@@ -51,6 +52,8 @@ class Settings:
     Attributes:
       learning_rate: of Adam.
       weight_decay: decoupled: parameters shrink by learning_rate · weight_decay in every step.
+      averaging: the model that is measured and kept is an average over about so many epochs; None takes it
+        as it is. See `bx.averaged`.
       users_per_step: I. *
       positives: P, the pairs of a user in a list. *
       negatives: B, the unrated items in a list. *
@@ -77,6 +80,7 @@ class Settings:
 
     learning_rate: Any = 1e-3
     weight_decay: Any = 0.3
+    averaging: Any = None
     users_per_step: int = 256
     positives: int = 10
     negatives: int = 300
@@ -193,11 +197,20 @@ def _discount(problem: Problem, settings: Settings) -> Discount:
     return Power(settings.depth, float(lists.ratings.item_count))
 
 
+def steps_per_epoch(users: int, settings: Settings) -> int:
+    """Steps in which every user is visited about once."""
+    return max(1, users // settings.users_per_step)
+
+
 def make_solver(method: str, users: int, settings: Settings, steps: int) -> Any:
     """The solver of a method, for `users` blocks and so many steps."""
     # F is a mean over users, and a vector is in few of their lists: gradients of the NDCGs are of the size of
     # Adam's usual ε, 1e-8, or less, and that would be a smaller step for them than for sums over pairs.
     upper_step = optax.adamw(settings.learning_rate, eps=_EPSILON, weight_decay=settings.weight_decay)
+    if settings.averaging is not None:
+        checks.coefficient("averaging", settings.averaging, optional=False, kinds="a number")
+        epoch = steps_per_epoch(users, settings)
+        upper_step = averaged(upper_step, jnp.maximum(settings.averaging * epoch, 1.0))
     if method in LOSSES:
         return SONG(upper_step=upper_step, alpha=1.0, beta=1.0)
     if method == "song":

@@ -21,11 +21,12 @@ from bilevax.applications.ranking.methods import (
     checked_method,
     make_method,
     make_solver,
+    steps_per_epoch,
     with_numbers,
 )
 from bilevax.applications.ranking.ratings import Ratings
 from bilevax.applications.ranking.start import start_levels
-from bilevax.applications.ranking.training import WARM_UP, parse_metric, steps_per_epoch
+from bilevax.applications.ranking.training import WARM_UP, parse_metric
 from bilevax.chunks import advance
 from bilevax.problem import Problem
 from bilevax.solvers.state import State
@@ -119,7 +120,7 @@ def train_many(
     _, cutoff = parse_metric(watch)
     for k in (cutoff, *cutoffs):
         checks.whole_number("every cutoff", k, 1, ratings.item_count)
-    per_epoch = steps_per_epoch(ratings, settings)
+    per_epoch = steps_per_epoch(ratings.users, settings)
     programs = _Programs(model, settings, per_epoch, epochs, watch, cutoff)
     began = time.perf_counter()
     x, keys = programs.begin(keys)
@@ -128,11 +129,11 @@ def train_many(
         problem, _ = make_method(WARM_UP, ratings, model, settings, 1)
         states = programs.start(WARM_UP, problem, columns, x, keys)
         states = programs.advance(WARM_UP, problem, columns, states, warm_up * per_epoch)
-        x = jax.block_until_ready(states.x)
+        x = jax.block_until_ready(states.average)
     problem, _ = make_method(method, ratings, model, settings, epochs * per_epoch)
     states = programs.start(method, problem, columns, x, keys)
     states = programs.advance(method, problem, columns, states, 0)
-    jax.block_until_ready(programs.measure(states.x, dev, _nothing_yet(states.x, runs), jnp.asarray(0)))
+    jax.block_until_ready(programs.measure(states.average, dev, _nothing_yet(states.x, runs), jnp.asarray(0)))
     best = _nothing_yet(states.x, runs)
     compile_seconds = time.perf_counter() - began
 
@@ -144,7 +145,7 @@ def train_many(
         states = programs.advance(method, problem, columns, states, taken * per_epoch)
         jax.block_until_ready(states.x)
         running += time.perf_counter() - tick
-        best = programs.measure(states.x, dev, best, jnp.asarray(epoch))
+        best = programs.measure(states.average, dev, best, jnp.asarray(epoch))
         at.append(epoch)
         seconds.append(running)
         curves.append(np.asarray(best.last))

@@ -14,7 +14,13 @@ from jax import Array
 
 from bilevax import checks
 from bilevax.applications.ranking.evaluation import METRICS, Held, mean_metrics
-from bilevax.applications.ranking.methods import BILEVEL, Settings, checked_method, make_method
+from bilevax.applications.ranking.methods import (
+    BILEVEL,
+    Settings,
+    checked_method,
+    make_method,
+    steps_per_epoch,
+)
 from bilevax.applications.ranking.ratings import Ratings
 from bilevax.applications.ranking.start import start_levels
 from bilevax.history import History
@@ -143,7 +149,7 @@ def _run(
     patience: int | None = None,
     **options: Any,
 ) -> tuple[Any, int]:
-    per_epoch = steps_per_epoch(ratings, settings)
+    per_epoch = steps_per_epoch(ratings.users, settings)
     problem, solver = make_method(method, ratings, model, settings, epochs * per_epoch)
     begin, go = jax.random.split(key)
     y0 = first_levels(method, problem, model, x0, begin, settings)
@@ -185,13 +191,8 @@ class Missed:
         return f"missed {self.metric}"
 
     def __call__(self, problem: Problem, state: State) -> Array:
-        (means,) = mean_metrics(self.model, state.x, (self.held,), (self.cutoff,))
+        (means,) = mean_metrics(self.model, state.average, (self.held,), (self.cutoff,))
         return 1 - means[self.metric]
-
-
-def steps_per_epoch(ratings: Ratings, settings: Settings) -> int:
-    """Steps in which every user is visited about once."""
-    return max(1, ratings.users // settings.users_per_step)
 
 
 def first_levels(
