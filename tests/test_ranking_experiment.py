@@ -200,7 +200,7 @@ def test_times_are_of_whole_epochs(small, tmp_path, monkeypatch):
     settings = ndcg_speed.Settings(data="small", methods=("softmax",), users_per_step=10, repeats=2, width=4)
     rows = ndcg_speed.measure(settings, tmp_path)
     looks = ["evaluation of test", "evaluation of dev and test"]
-    assert [row["what"] for row in rows] == [*looks, "epoch of softmax"]
+    assert [row["what"] for row in rows] == [*looks, "epoch of softmax, paper", "epoch of softmax, tuned"]
     users = sum(np.bincount(small.user) >= 11)
     assert rows[2]["steps"] == users // 10
     assert rows[2]["seconds"] == pytest.approx(0.2)  # of the five epochs that take one second

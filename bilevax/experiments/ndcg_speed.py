@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -22,6 +23,8 @@ from bilevax.chunks import compiled_chunk, compiled_init, numbers_as_arrays
 from bilevax.experiments.ndcg import CUTOFFS, Parts, load_parts, tuned
 from bilevax.experiments.report import Report, markdown
 
+FORMS = ("paper", "tuned")
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -30,6 +33,8 @@ class Settings:
     Attributes:
       data: a data set of `bilevax.data.load_interactions`.
       methods: whose epochs.
+      forms: with which settings: "tuned", those of the experiment, or "paper": the squared hinge, NDCG's
+        discount, ten positives a list, no focus and no averaging.
       users_per_step: I.
       epochs: how many are taken at once, as between two looks of a training; the time is that of one.
       repeats: how many such runs, of which the median is taken.
@@ -39,6 +44,7 @@ class Settings:
 
     data: str = "ml-1m"
     methods: tuple[str, ...] = ("song", "k-song", "bsvrb v1", "lambdarank")
+    forms: tuple[str, ...] = FORMS
     users_per_step: int = 256
     epochs: int = 5
     repeats: int = 5
@@ -52,6 +58,9 @@ def measure(settings: Settings, folder: str | Path, *, quick: bool = False) -> l
     Returns:
       The rows of the table.
     """
+    unknown = sorted(set(settings.forms) - set(FORMS))
+    if unknown:
+        raise ValueError(f"forms must be among {list(FORMS)}, got {unknown}")
     report = Report(folder, settings, quick=quick)
     parts = load_parts(settings.data, 1, settings.users)
     model = NeuMF(parts.train.users, parts.train.item_count, settings.width)
@@ -63,8 +72,11 @@ def measure(settings: Settings, folder: str | Path, *, quick: bool = False) -> l
     report.fact("shape", shape)
     both = (parts.held_dev, parts.held_test)
     rows = [_time_evaluation(held, parts, model, settings) for held in ((parts.held_test,), both)]
-    for method in settings.methods:
-        rows.append(_time_epochs(method, parts, model, settings))
+    for row in rows:
+        print(json.dumps(row), flush=True)
+    for form, method in itertools.product(settings.forms, settings.methods):
+        numbers = Numbers().replace(**(tuned(settings.data, method) if form == "tuned" else {}))
+        rows.append(_time_epochs(method, form, numbers, parts, model, settings))
         print(json.dumps(rows[-1]), flush=True)
     text = f"# {settings.data}: {shape}\n\n{markdown(rows)}\n"
     (report.folder / "speed.md").write_text(text, encoding="utf-8")
@@ -74,8 +86,9 @@ def measure(settings: Settings, folder: str | Path, *, quick: bool = False) -> l
     return rows
 
 
-def _time_epochs(method: str, parts: Parts, model: Any, settings: Settings) -> dict[str, Any]:
-    numbers = Numbers().replace(**tuned(settings.data, method))
+def _time_epochs(
+    method: str, form: str, numbers: Numbers, parts: Parts, model: Any, settings: Settings
+) -> dict[str, Any]:
     numbers = numbers.replace(users_per_step=min(settings.users_per_step, parts.train.users))
     per_epoch = steps_per_epoch(parts.train.users, numbers)
     problem, solver = make_method(method, parts.train, model, numbers, per_epoch * 100)
@@ -104,7 +117,7 @@ def _time_epochs(method: str, parts: Parts, model: Any, settings: Settings) -> d
     if not np.isfinite(float(total.high)):
         raise FloatingPointError(f"{method} diverged while it was timed: the times mean nothing")
     return {
-        "what": f"epoch of {method}",
+        "what": f"epoch of {method}, {form}",
         "steps": per_epoch,
         "seconds": float(np.median(seconds)),
         "least": min(seconds),
@@ -159,6 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", default=Settings.data)
     parser.add_argument("--methods", nargs="+", default=list(Settings.methods))
+    parser.add_argument("--forms", nargs="+", default=list(FORMS), choices=FORMS)
     parser.add_argument("--users-per-step", type=int, default=Settings.users_per_step)
     parser.add_argument("--epochs", type=int, default=Settings.epochs)
     parser.add_argument("--repeats", type=int, default=Settings.repeats)
@@ -166,7 +180,7 @@ def main() -> None:
     parser.add_argument("--out", default="results/ndcg-speed")
     given: dict[str, Any] = vars(parser.parse_args())
     folder = given.pop("out")
-    given["methods"] = tuple(given["methods"])
+    given["methods"], given["forms"] = tuple(given["methods"]), tuple(given["forms"])
     measure(Settings(**given), folder)
 
 

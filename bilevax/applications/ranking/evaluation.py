@@ -94,8 +94,8 @@ def hold_out(
     groups = -(-len(users) // size)
     padded = np.zeros(groups * size, np.int32)
     padded[: len(users)] = users
-    row_of = np.full(held.users, -1)
-    row_of[users] = np.arange(len(users))
+    row_of = np.full(held.users, -1, np.int32)
+    row_of[users] = np.arange(len(users), dtype=np.int32)
 
     longest = held.longest
     shape = (groups * size, longest)
@@ -108,18 +108,18 @@ def hold_out(
     own = _codes(held)
     if any(_contains(part, own).any() for part in codes):
         raise ValueError("held-out pairs must not be among the seen ones, got pairs in both")
-    left_out = np.concatenate(codes or [np.zeros(0, np.int64)])
-    left_out = left_out[row_of[left_out // held.item_count] >= 0]
-    rows = row_of[left_out // held.item_count]
+    rows = np.concatenate([row_of[part.owners()] for part in seen] or [row_of[:0]])
+    left_out = np.concatenate([np.asarray(part.items) for part in seen] or [row_of[:0]])
     order = np.argsort(rows, kind="stable")
-    rows, left_out = rows[order], left_out[order]
-    counts = np.bincount(rows // size, minlength=groups)
+    order = order[np.searchsorted(rows, 0, sorter=order) :]  # users without held-out pairs come first
+    left_out = left_out[order]
+    group_of, row = np.divmod(rows[order], np.int32(size))
+    counts = np.bincount(group_of, minlength=groups)
     most = max(1, int(counts.max(initial=1)))
     excluded_rows = np.full((groups, most), size, np.int32)
     excluded_items = np.zeros((groups, most), np.int32)
-    spot = np.arange(len(rows)) - np.r_[0, np.cumsum(counts)][rows // size]
-    excluded_rows[rows // size, spot] = rows % size
-    excluded_items[rows // size, spot] = left_out % held.item_count
+    spot = np.arange(len(row)) - np.r_[0, np.cumsum(counts)][group_of]
+    excluded_rows[group_of, spot], excluded_items[group_of, spot] = row, left_out
 
     stored = None
     if sampled is not None:
