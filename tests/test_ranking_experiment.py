@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from bilevax.applications.ranking import METHODS, Popularity, Settings, Trainings, evaluate, summarize
+from bilevax.applications.ranking.presets import tuned
 from bilevax.data import generate
 from bilevax.experiments import ndcg, ndcg_speed, ndcg_tune
 
@@ -70,8 +71,8 @@ def test_tuning_writes_every_trial_and_the_best(small, tmp_path):
 def test_what_is_tuned_and_stored_are_settings(method):
     columns = ndcg_tune.draw_trials(method, 5, seed=1)
     Settings().replace(**columns)
-    Settings().replace(**ndcg.tuned("ml-1m", method))
-    Settings().replace(**ndcg.tuned("unheard of", method))
+    Settings().replace(**tuned("ml-1m", method))
+    assert tuned("unheard of", method) == tuned("ml-1m", method)
     for name, (low, high) in ndcg_tune.ranges(method).items():
         assert len(columns[name]) == 5
         assert np.all((columns[name] >= low) & (columns[name] <= high))

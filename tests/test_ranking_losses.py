@@ -137,9 +137,9 @@ def test_sl_at_k_weights_positives_by_the_threshold():
     assert float(value("sl@k", scores, batch, listing)) == pytest.approx(np.mean(weights * rest), rel=1e-5)
 
 
-@pytest.mark.parametrize(("evenness", "factor"), [(1.0, 1.0), (0.0, 2.0), (-1.0, 4.0)])
+@pytest.mark.parametrize(("evenness", "factor"), [(1.0, 1.0), (0.0, 2.0), (-1.0, 4.0), (-2.0, 8.0)])
 def test_users_weigh_by_their_evenness(evenness, factor):
-    """A user with four times the pairs weighs alike, twice as much, or four times as much."""
+    """A user with four times the pairs weighs alike, or up to eight times as much."""
     ratings = Ratings([0, 8, 10], [*range(8), 0, 1], np.full(10, 3.0), item_count=12)
     problem = make_list_problem(ratings, Same(), "softmax", positives=2, evenness=evenness)
 
@@ -153,7 +153,7 @@ def test_users_weigh_by_their_evenness(evenness, factor):
 
 def test_bad_list_problems_are_refused():
     ratings = Ratings([0, 2], [0, 1], [3.0, 4.0], item_count=5)
-    with pytest.raises(ValueError, match=r"evenness must lie in \[-1.0, 1.0\], got 1.5"):
+    with pytest.raises(ValueError, match=r"evenness must lie in \[-3.0, 1.0\], got 1.5"):
         make_list_problem(ratings, Same(), "softmax", evenness=1.5)
     with pytest.raises(ValueError, match="evenness must lie in"):
-        make_method("softmax", ratings, Same(), Settings(evenness=-2.0), 1)
+        make_method("softmax", ratings, Same(), Settings(evenness=-3.5), 1)

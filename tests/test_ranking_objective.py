@@ -104,7 +104,7 @@ def exact_objective(x, known, surrogate, cutoff, softness, ridge, gate, evenness
 )
 def test_with_full_lists_the_tracked_gradient_becomes_the_exact_one(method, cutoff, deep):
     data, x, surrogate = ratings(), parameters(), Sigmoid(jnp.asarray(0.5))
-    evenness = {bx.SONG: 0.6, FreshSONG: -0.7}.get(method, 0.0)
+    evenness = {bx.SONG: 0.6, FreshSONG: -1.7}.get(method, 0.0)
     numbers = {"softness": 0.3, "ridge": 1e-2, "gate": 0.7, "evenness": evenness}
     numbers["rivals"] = 0.3 if deep else 1.0
     discount = Power(0.4, 8.0) if deep else Logarithmic()
@@ -273,7 +273,7 @@ def test_bad_problems_are_refused():
     with pytest.raises(ValueError, match="rivals must lie in"):
         make_problem(ratings(), Bilinear(), cutoff=3, rivals=1.5)
     with pytest.raises(ValueError, match="evenness must lie in"):
-        make_problem(data, Bilinear(), cutoff=3, evenness=-1.5)
+        make_problem(data, Bilinear(), cutoff=3, evenness=-3.5)
     with pytest.raises(ValueError, match="focus must"):
         make_problem(ratings(), Bilinear(), cutoff=3, focus=-0.1)
     with pytest.raises(ValueError, match="focus must"):

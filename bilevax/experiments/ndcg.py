@@ -11,7 +11,6 @@ import dataclasses
 import json
 import time
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from bilevax.applications.ranking import (
     train_many,
 )
 from bilevax.applications.ranking import Settings as Numbers
+from bilevax.applications.ranking.presets import tuned
 from bilevax.data import load_interactions, split_last
 from bilevax.experiments.report import Report, markdown, spread
 
@@ -107,13 +107,6 @@ def load_parts(name: str, runs: int = 1, users: int | None = None) -> Parts:
 def group_scores() -> int:
     """How many scores are made at once."""
     return 2**20 if jax.default_backend() == "cpu" else 2**23
-
-
-def tuned(data: str, method: str) -> dict[str, Any]:
-    """The numbers that tuning found for a method; those of ML-1M for data that were not tuned on."""
-    text = resources.files("bilevax.experiments").joinpath("configs", "ndcg.json").read_text("utf-8")
-    known = json.loads(text)
-    return known.get(data, known["ml-1m"]).get(method, {})
 
 
 def run(

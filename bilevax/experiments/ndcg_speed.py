@@ -19,8 +19,9 @@ from bilevax.applications.ranking import NeuMF, make_method
 from bilevax.applications.ranking import Settings as Numbers
 from bilevax.applications.ranking.evaluation import Held, mean_metrics
 from bilevax.applications.ranking.methods import steps_per_epoch
+from bilevax.applications.ranking.presets import tuned
 from bilevax.chunks import compiled_chunk, compiled_init, numbers_as_arrays
-from bilevax.experiments.ndcg import CUTOFFS, Parts, load_parts, tuned
+from bilevax.experiments.ndcg import CUTOFFS, Parts, load_parts
 from bilevax.experiments.report import Report, markdown
 
 FORMS = ("paper", "tuned")

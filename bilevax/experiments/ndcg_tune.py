@@ -22,7 +22,8 @@ from bilevax import checks
 from bilevax.applications.ranking import BILEVEL, METHODS, NeuMF, train_many
 from bilevax.applications.ranking import Settings as Numbers
 from bilevax.applications.ranking.methods import DISCOUNTS, SURROGATES
-from bilevax.experiments.ndcg import Parts, load_parts, tuned
+from bilevax.applications.ranking.presets import tuned
+from bilevax.experiments.ndcg import Parts, load_parts
 from bilevax.experiments.report import Report
 
 Range = tuple[float, float]  # drawn evenly on a logarithmic scale, if it is of positive numbers
@@ -31,7 +32,7 @@ Range = tuple[float, float]  # drawn evenly on a logarithmic scale, if it is of 
 COMMON: dict[str, Range] = {
     "learning_rate": (8e-4, 2e-3),
     "weight_decay": (0.3, 1.0),
-    "evenness": (-1.0, 0.5),
+    "evenness": (-1.5, 0.5),
 }
 TEMPERATURE: dict[str, Range] = {"temperature": (0.3, 1.2)}
 HOT: dict[str, Range] = {"temperature": (0.5, 4.0)}  # for losses that want larger ones
@@ -40,11 +41,11 @@ RANKS: dict[str, Range] = {
     "temperature": (0.4, 1.2),
     "alpha": (0.8, 1.0),
     "beta": (0.5, 1.0),
-    "evenness": (-1.0, -0.3),
+    "evenness": (-2.2, -0.6),
     "rivals": (0.05, 0.5),
     "focus": (0.2, 0.8),
 }
-DEPTHS: dict[str, Range] = {"depth": (0.4, 0.9)}
+DEPTHS: dict[str, Range] = {"depth": (0.35, 0.8)}
 THRESHOLDS: dict[str, Range] = {"gate": (3.0, 20.0), "softness": (0.05, 0.5)}
 CORRECTED: dict[str, Range] = {"gamma": (0.01, 1.0)}
 

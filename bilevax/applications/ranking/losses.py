@@ -209,7 +209,7 @@ def make_list_problem(
       positives: P, the pairs of a user in a list.
       temperature: what the scores are divided by.
       cutoff: K, for losses that cut ("sl@k").
-      evenness: e from −1 to 1: how evenly users weigh. The loss of a list, which is a mean over its pairs or
+      evenness: e from −3 to 1: how evenly users weigh. The loss of a list, which is a mean over its pairs or
         an NDCG of its own, is multiplied with n^((1−e)/2), n being how many pairs the user has: 1 lets all
         users weigh alike, −1 all pairs.
 

@@ -63,8 +63,8 @@ class Settings:
       softness: τ₁ of the threshold's problem.
       ridge: τ₂ of it.
       gate: the width of ψ.
-      evenness: how evenly users weigh, from −1, where all pairs do, to 1, where all users do; for the bilevel
-        methods 0 is NDCG; see `make_problem` and `make_list_problem`.
+      evenness: how evenly users weigh: 1 all users, −1 all pairs, and down to −3 busy users more; for the
+        bilevel methods 0 is NDCG; see `make_problem` and `make_list_problem`.
       rivals: what the user's other pairs count in a rank; see `make_problem`.
       focus: how much more the top of a list counts in a rank; None for all alike; see `make_problem`.
       discount: "logarithmic", NDCG's, or "power". *

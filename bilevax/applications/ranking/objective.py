@@ -48,7 +48,7 @@ class Query(eqx.Module):
     Attributes:
       ideal: Z_q^K.
       total: the sum of the gains of the user's pairs.
-      evenness: e; the loss is normalised by ideal^(1−|e|), and by total^e if e is positive.
+      evenness: e; the loss is divided by ideal^(1−|e|), and by total^e if e is positive.
       cutoff: K + ε.
       softness: τ₁.
       ridge: τ₂.
@@ -148,10 +148,11 @@ def make_problem(
       softness: τ₁ > 0, in units of scores.
       ridge: τ₂ > 0, the strong convexity of the threshold's problem.
       gate: T > 0, the width of ψ in units of scores.
-      evenness: e from −1 to 1: how evenly users weigh. 0 is NDCG. NDCG sums over pairs, and users with many
+      evenness: e from −3 to 1: how evenly users weigh. 0 is NDCG. NDCG sums over pairs, and users with many
         of them weigh more, as Z grows less than their number. For e > 0 the loss of a user is divided by
         Z^(1−e) (Σ gains)^e: 1 is the mean discount of a user's pairs, weighted with their gains. For e < 0 it
-        is divided by Z^(1+e): −1 is DCG, where pairs of equal gain and rank weigh alike, whosever they are.
+        is divided by Z^(1+e): −1 is DCG, where pairs of equal gain and rank weigh alike, whosever they are;
+        below that those of users with many pairs weigh more.
       rivals: from 0 to 1: what the user's other pairs count in a pair's rank. 1 is the rank among all items,
         0 that among the items that the user has not rated, by which recommendations are judged.
       focus: a ≥ 0. In a rank the p-th of a list's negatives then counts in proportion to (p − ½)^(−a), one
@@ -188,8 +189,8 @@ def make_problem(
 
 
 def check_evenness(evenness: Any) -> None:
-    """A number from −1 to 1."""
-    checks.coefficient("evenness", evenness, low=-1.0, high=1.0, zero=True, optional=False)
+    """A number from −3 to 1."""
+    checks.coefficient("evenness", evenness, low=-3.0, high=1.0, zero=True, optional=False)
 
 
 def checked_model(model: Any) -> Any:

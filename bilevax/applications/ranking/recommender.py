@@ -16,6 +16,7 @@ from bilevax.applications.ranking.evaluation import hold_out
 from bilevax.applications.ranking.fitted import Fitted
 from bilevax.applications.ranking.methods import Settings, checked_method
 from bilevax.applications.ranking.models import MF, NeuMF
+from bilevax.applications.ranking.presets import tuned
 from bilevax.applications.ranking.ratings import Ratings
 from bilevax.applications.ranking.stored import load_arrays, save_arrays
 from bilevax.applications.ranking.training import Trained, parse_metric, train
@@ -41,7 +42,8 @@ class TopKRecommender:
       every: epochs between two measurements.
       patience: measurements without a better one after which training stops; None never stops early.
       seed: of everything random.
-      settings: numbers of the method by name, see `Settings`. A cutoff left out is at most half of the items.
+      settings: numbers of the method by name, see `Settings`. Those left out are what a search on MovieLens
+        1M found for the method; a cutoff left out is at most half of the items.
 
     Attributes:
       history_: what was measured in training.
@@ -139,7 +141,7 @@ class TopKRecommender:
           ValueError: if a size of the settings does not fit the table.
         """
         table = as_interactions(table)
-        settings = Settings().replace(**self.settings)
+        settings = Settings().replace(**(tuned("ml-1m", self.method) | self.settings))
         if "cutoff" not in self.settings:
             settings = settings.replace(cutoff=min(settings.cutoff, max(1, table.items // 2)))
         settings = settings.replace(users_per_step=min(settings.users_per_step, table.users))
