@@ -33,15 +33,16 @@ def averaged(upper_step: optax.GradientTransformation, window: Any) -> optax.Gra
     """An upper step that also keeps an average of x, and changes nothing else.
 
     With constant steps x wanders around what it would tend to. Its average over the latest steps wanders
-    less: weights fall by 1/e over `window` steps; early on, over a tenth of the steps so far. `state.average`
-    is the average; so are `result.x` and `result.best.x` of `bx.minimize`. Steps start from `state.x`.
+    less: weights fall by 1/e over `window` steps, or over a tenth of the steps so far while that is less. It
+    is of the x that steps start from: the very last is not in it yet. `state.average` is the average; so are
+    `result.x` and `result.best.x` of `bx.minimize`, and `found.x` of `bx.sweep`.
 
     Args:
       upper_step: how x moves.
       window: how many steps, 1 or more.
 
     Returns:
-      A transformation, for the `upper_step` of any solver. In a chain it must be the outermost.
+      A transformation, for the `upper_step` of any solver, alone or in a chain.
 
     Raises:
       TypeError: if `upper_step` is not an optax transformation.
@@ -53,7 +54,7 @@ def averaged(upper_step: optax.GradientTransformation, window: Any) -> optax.Gra
     """
     if not isinstance(upper_step, optax.GradientTransformation):
         raise TypeError(f"upper_step must be an optax transformation, got {type(upper_step).__name__}")
-    checks.coefficient("window", window, low=1.0, zero=True, optional=False, kinds="a number")
+    checks.number("window", window, 1.0)
 
     def init(params: PyTree) -> Averaged:
         return Averaged(jnp.zeros((), jnp.int32), jax.tree.map(_wide, params), upper_step.init(params))
@@ -74,9 +75,9 @@ def averaged(upper_step: optax.GradientTransformation, window: Any) -> optax.Gra
 
 def average_of(optimizer: PyTree, x: PyTree) -> PyTree:
     """The average that an optimizer's state keeps, with the dtypes of x; x if it keeps none."""
-    if not isinstance(optimizer, Averaged):
-        return x
-    return jax.tree.map(lambda mean, one: mean.astype(one.dtype), optimizer.average, x)
+    nodes = jax.tree.leaves(optimizer, is_leaf=lambda node: isinstance(node, Averaged))
+    averages = [node.average for node in nodes if isinstance(node, Averaged)]
+    return jax.tree.map(lambda mean, one: mean.astype(one.dtype), averages[0], x) if averages else x
 
 
 def _wide(leaf: Array) -> Array:

@@ -240,18 +240,19 @@ def _describe(solver: Any) -> dict[str, str]:
     }
 
 
-def _word(value: Any, depth: int = 8) -> str:
+def _word(value: Any, around: tuple[int, ...] = ()) -> str:
     """A number, or a function with what it closes over (an optax transformation is such functions)."""
-    if depth == 0:
+    if id(value) in around:  # a function that closes over itself
         return "…"
+    around = (*around, id(value))
     if isinstance(value, (tuple, list)):
-        return f"({', '.join(_word(one, depth - 1) for one in value)})"
+        return f"({', '.join(_word(one, around) for one in value)})"
     if isinstance(value, functools.partial):
         inside = [value.func, *value.args, *value.keywords.values()]
-        return f"partial{_word(inside, depth - 1)}"
+        return f"partial{_word(inside, around)}"
     if callable(value):
         cells = [cell.cell_contents for cell in getattr(value, "__closure__", None) or () if _is_full(cell)]
-        inside = [_word(one, depth - 1) for one in (*cells, *(getattr(value, "__defaults__", None) or ()))]
+        inside = [_word(one, around) for one in (*cells, *(getattr(value, "__defaults__", None) or ()))]
         name = getattr(value, "__qualname__", type(value).__name__)
         return f"{name}({', '.join(inside)})" if inside else name
     try:

@@ -70,6 +70,14 @@ def is_traced(value: Any) -> bool:
     return isinstance(value, Tracer)
 
 
+def number(name: str, value: Any, least: float) -> None:
+    """One finite number from `least`; traced ones pass, as their values are not known yet."""
+    if callable(value) or np.ndim(value) != 0:
+        got = type(value).__name__ if callable(value) else f"shape {np.shape(value)}"
+        raise TypeError(f"{name} must be a number, got {got}")
+    coefficient(name, value, low=least, zero=True, optional=False, kinds="a number")
+
+
 def coefficient(
     name: str,
     value: Any,

@@ -30,7 +30,10 @@ FIXED = ("objective", "gradient_norm", "lower_residual", "inverse_residual")  # 
 
 @dataclasses.dataclass(frozen=True)
 class Best:
-    """The best iterate by a metric; x is averaged if the solver's upper step is."""
+    """The best iterate by a metric.
+
+    With an `averaged` upper step x is the average: watch a metric of `state.average` then.
+    """
 
     x: PyTree
     y: PyTree
@@ -44,7 +47,8 @@ class Result:
 
     Attributes:
       x: the upper variable at the end; its average, if the solver's upper step is `averaged`.
-      y: the lower variables at the end, caught up; a dict if the levels have names.
+      y: the lower variables at the end, caught up; a dict if the levels have names. They follow `state.x`;
+        for those of an average, `solve_lower(problem, result.x)`.
       state: the whole state, from which `advance` can go on.
       history: what was measured; `history["objective"]` is an array, `history.frame()` a pandas frame.
       outcome: why the run ended.

@@ -47,7 +47,7 @@ class Sweep:
 
     Attributes:
       settings: the settings, columns of length R.
-      x: the upper variables at the end, with leading axes (R, S).
+      x: the upper variables at the end, with leading axes (R, S); averages, if the upper step is `averaged`.
       y: the lower variables at the end, caught up, likewise.
       history: "objective" (the mean of f since the entry before), "gradient_norm" (‖z‖) and the metrics, each
         of shape (R, S, entries). A run that diverges goes on as NaN, and disturbs no other.
@@ -179,7 +179,7 @@ def sweep(
             display.update(at[-1], at[-1] * count * seeds / running, best)
     history = {name: np.stack([entry[name] for entry in entries], -1) for name in entries[0]}
     y = _all_y(states)
-    return Sweep(columns, states.x, y, history, np.asarray(at), np.asarray(seconds), compile_seconds)
+    return Sweep(columns, states.average, y, history, np.asarray(at), np.asarray(seconds), compile_seconds)
 
 
 _all_y = jax.jit(jax.vmap(jax.vmap(lambda state: state.y)))

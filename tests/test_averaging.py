@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import bilevax as bx
+from bilevax.averaging import average_of
 
 PLAN = {"blocks_per_step": 2, "batch_size": 3, "progress": None}
 
@@ -106,13 +107,45 @@ def test_a_run_that_was_stopped_goes_on_with_its_average(tmp_path):
 
 
 def test_half_precision_is_averaged_in_single():
-    x = jnp.ones(3, jnp.bfloat16)
+    x = jnp.ones((), jnp.bfloat16)
     step = bx.averaged(optax.sgd(0.0), 1000)
     state = step.init(x)
+    for place in range(400):  # 1 and 1 + 2⁻⁷ in turn: nothing between them is a bfloat16
+        _, state = step.update(jnp.zeros_like(x), state, x + (place % 2) * 2.0**-7)
     assert state.average.dtype == jnp.float32
-    for _ in range(3):
-        _, state = step.update(jnp.zeros_like(x), state, x * 1.5)
-    np.testing.assert_allclose(state.average, 1.5)
+    assert float(state.average) == pytest.approx(1 + 2.0**-8, abs=1e-4)
+    assert average_of(state, x).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("chain", [False, True])
+def test_an_average_is_found_in_a_chain(chain):
+    step = bx.averaged(optax.adam(0.05), 10)
+    found = run(optax.chain(optax.clip(1e9), step) if chain else step)
+    assert np.abs(found.x["a"] - found.state.x["a"]).max() > 1e-4
+    np.testing.assert_array_equal(found.x["a"], run(step).x["a"])
+
+
+def test_a_sweep_returns_averages():
+    key = jax.random.key(0)
+    x0, y0 = {"a": jnp.ones(2)}, {"w": jnp.zeros((6, 2))}
+    plan = {key: value for key, value in PLAN.items() if key != "progress"}
+
+    def make(rate):
+        return bx.BSVRBv2(upper_step=bx.averaged(optax.adam(rate), 10))
+
+    found = bx.sweep(
+        problem(), make, bx.grid(rate=[0.05]), x0, y0, steps=40, keys=key[None], progress=None, **plan
+    )
+    np.testing.assert_allclose(found.x["a"][0, 0], run(bx.averaged(optax.adam(0.05), 10)).x["a"], rtol=1e-5)
+
+
+def test_a_checkpoint_of_other_numbers_inside_of_an_average_is_refused(tmp_path):
+    def step(rate):
+        return bx.averaged(optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate)), 10)
+
+    run(step(1e-3), 5, checkpoint=tmp_path)
+    with pytest.raises(bx.CheckpointError, match="belongs to another run"):
+        run(step(5e-3), 10, checkpoint=tmp_path, resume=True)
 
 
 def test_runs_side_by_side_have_windows_of_their_own():
@@ -133,6 +166,10 @@ def test_bad_arguments():
         bx.averaged(0.1, 10)
     with pytest.raises(ValueError, match="window must lie in"):
         bx.averaged(optax.adam(0.1), 0.5)
+    with pytest.raises(TypeError, match="window must be a number, got function"):
+        bx.averaged(optax.adam(0.1), lambda step: 5.0)
+    with pytest.raises(TypeError, match=r"window must be a number, got shape \(2,\)"):
+        bx.averaged(optax.adam(0.1), np.ones(2))
     step = bx.averaged(optax.sgd(0.1), 10)
     with pytest.raises(ValueError, match="averaged needs params"):
         step.update(jnp.ones(2), step.init(jnp.ones(2)))

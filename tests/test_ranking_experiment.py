@@ -11,7 +11,17 @@ import jax
 import numpy as np
 import pytest
 
-from bilevax.applications.ranking import METHODS, Popularity, Settings, Trainings, evaluate, summarize
+from bilevax.applications.ranking import (
+    METHODS,
+    NeuMF,
+    Popularity,
+    Ratings,
+    Settings,
+    Trainings,
+    evaluate,
+    make_method,
+    summarize,
+)
 from bilevax.applications.ranking.presets import tuned
 from bilevax.data import generate
 from bilevax.experiments import ndcg, ndcg_speed, ndcg_tune
@@ -71,8 +81,11 @@ def test_tuning_writes_every_trial_and_the_best(small, tmp_path):
 def test_what_is_tuned_and_stored_are_settings(method):
     columns = ndcg_tune.draw_trials(method, 5, seed=1)
     Settings().replace(**columns)
-    Settings().replace(**tuned("ml-1m", method))
-    assert tuned("unheard of", method) == tuned("ml-1m", method)
+    stored = tuned("ml-1m", method)
+    assert set(stored) >= {"positives", "averaging", *ndcg_tune.ranges(method)}
+    assert tuned("unheard of", method) == stored
+    ratings = Ratings([0, 2], [0, 1], [3.0, 4.0], item_count=400)
+    make_method(method, ratings, NeuMF(1, 400, 2), Settings().replace(**stored), 10)
     for name, (low, high) in ndcg_tune.ranges(method).items():
         assert len(columns[name]) == 5
         assert np.all((columns[name] >= low) & (columns[name] <= high))
@@ -183,6 +196,8 @@ def test_trials_of_another_search_are_not_taken(searched, tmp_path, monkeypatch)
     searched(resume=False)
     with pytest.raises(ValueError, match="holds a search with epochs=200, got epochs=7"):
         searched(epochs=7)
+    with pytest.raises(ValueError, match="holds a search with positives=20, got positives=10"):
+        searched(positives=10)
     # A new search that was cut at once: its settings are in the folder, the old trials must not be.
     searched.cut = 0
     with pytest.raises(StoppedError):
@@ -193,6 +208,10 @@ def test_trials_of_another_search_are_not_taken(searched, tmp_path, monkeypatch)
     # Another start of the bilevel methods.
     monkeypatch.setattr(ndcg_tune, "tuned", lambda data, method: {"temperature": 3.0})
     with pytest.raises(ValueError, match="holds a search with warm up="):
+        searched(epochs=7)
+    monkeypatch.undo()
+    monkeypatch.setitem(ndcg_tune.COMMON, "learning_rate", (1e-4, 1e-3))
+    with pytest.raises(ValueError, match="holds a search with"):
         searched(epochs=7)
 
 

@@ -22,6 +22,7 @@ from bilevax.applications.ranking import (
     train,
     train_many,
 )
+from bilevax.applications.ranking.presets import tuned
 from bilevax.data import DataError, generate, make_interactions, split_last
 from bilevax.progress import Silent
 
@@ -96,6 +97,46 @@ def test_runs_side_by_side_are_the_runs_one_by_one(parts):
     assert both.test["ndcg@10"].shape == (2, 40)
     assert both.means("ndcg@10").shape == (2,)
     assert not np.array_equal(both.dev[0], both.dev[1])
+
+
+@pytest.mark.parametrize("method", ["song", "softmax"])
+def test_what_is_measured_and_kept_is_an_average(parts, method):
+    """What the loops hand back is not the last iterate, and is what they have measured."""
+    ratings, dev, _ = parts
+    held, model = hold_out(dev, [ratings]), MF(40, 150, 4)
+
+    def one(averaging):
+        settings = Settings(**SMALL, averaging=averaging)
+        plan = {"epochs": 4, "every": 2, "dev": held, "progress": None}
+        return train(ratings, model, method, settings, key=jax.random.key(2), **plan)
+
+    def many(averaging):
+        settings, keys = Settings(**SMALL, averaging=averaging), jax.random.split(jax.random.key(2), 2)
+        return train_many(ratings, model, method, settings, keys=keys, epochs=4, every=2, dev=held)
+
+    found, plain = one(5.0), one(None)
+    assert not np.allclose(found.x["user"], plain.x["user"], rtol=1e-3)
+    value = summarize(evaluate(model, found.x, held, (10,)))["ndcg@10"]
+    assert 1 - float(np.min(found.history["missed ndcg@10"])) == pytest.approx(value, abs=1e-6)
+    np.testing.assert_allclose(one(0.0).history["objective"], plain.history["objective"], rtol=1e-6)
+
+    found, plain = many(5.0), many(None)
+    assert not np.allclose(found.x["user"], plain.x["user"], rtol=1e-3)
+    for run in range(2):
+        x = jax.tree.map(lambda a, run=run: a[run], found.x)
+        value = summarize(evaluate(model, x, held, (10,)))["ndcg@10"]
+        assert found.dev[run].max() == pytest.approx(value, abs=1e-6)
+    with pytest.raises(ValueError, match="averaging must lie in"):
+        one(-1.0)
+    with pytest.raises(TypeError, match="averaging must be a number"):
+        one([1.0, 2.0])
+
+
+def test_what_is_left_out_is_what_a_search_has_found():
+    found = TopKRecommender("k-song", settings={"alpha": 0.5}).settings
+    assert found == tuned("ml-1m", "k-song") | {"alpha": 0.5}
+    # The numbers belong to a form: with another surrogate or discount they mean something else.
+    assert TopKRecommender("k-song", settings={"surrogate": "sigmoid"}).settings == {"surrogate": "sigmoid"}
 
 
 class Impatient(Silent):
@@ -198,7 +239,8 @@ def test_strings_as_ids_and_tables_without_ratings():
 def test_a_configuration_may_be_a_file(tmp_path):
     (tmp_path / "a.toml").write_text('method = "song"\nepochs = 3\n[settings]\nalpha = 0.2\n')
     one = TopKRecommender.from_file(tmp_path / "a.toml")
-    assert (one.method, one.epochs, one.settings) == ("song", 3, {"alpha": 0.2})
+    assert (one.method, one.epochs) == ("song", 3)
+    assert one.settings == tuned("ml-1m", "song") | {"alpha": 0.2}
     (tmp_path / "b.json").write_text(json.dumps({"method": "softmax", "depth": 3}))
     with pytest.raises(ValueError, match=r"arguments must be among .*got \['depth'\]"):
         TopKRecommender.from_file(tmp_path / "b.json")

@@ -161,6 +161,8 @@ def tune(
     trials: Annotated[int, typer.Option(help="settings per method")] = 48,
     steps: Annotated[int, typer.Option(help="steps of every run (a8a, w8a)")] = 5000,
     epochs: Annotated[int, typer.Option(help="epochs of every run (ranking)")] = 200,
+    positives: Annotated[int, typer.Option(help="of every list (ranking)")] = 20,
+    averaging: Annotated[float, typer.Option(help="epochs that models are averaged over (ranking)")] = 10.0,
     finalists: Annotated[int, typer.Option(help="best settings that are run again (ranking)")] = 4,
     repeats: Annotated[int, typer.Option(help="with how many other seeds (ranking)")] = 3,
     resume: Annotated[
@@ -177,7 +179,14 @@ def tune(
     with errors_as_messages():
         if problem not in ("a8a", "w8a"):
             plan = ndcg_tune.Settings(
-                data=problem, trials=trials, epochs=epochs, seed=seed, finalists=finalists, repeats=repeats
+                data=problem,
+                trials=trials,
+                epochs=epochs,
+                seed=seed,
+                finalists=finalists,
+                repeats=repeats,
+                positives=positives,
+                averaging=averaging,
             )
             plan = dataclasses.replace(plan, methods=tuple(method or plan.methods))
             if quick:

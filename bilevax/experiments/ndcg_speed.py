@@ -76,7 +76,9 @@ def measure(settings: Settings, folder: str | Path, *, quick: bool = False) -> l
     for row in rows:
         print(json.dumps(row), flush=True)
     for form, method in itertools.product(settings.forms, settings.methods):
-        numbers = Numbers().replace(**(tuned(settings.data, method) if form == "tuned" else {}))
+        found = tuned(settings.data, method)
+        sizes = {name: found[name] for name in ("negatives",) if name in found}  # one method's own
+        numbers = Numbers().replace(**(found if form == "tuned" else sizes))
         rows.append(_time_epochs(method, form, numbers, parts, model, settings))
         print(json.dumps(rows[-1]), flush=True)
     text = f"# {settings.data}: {shape}\n\n{markdown(rows)}\n"

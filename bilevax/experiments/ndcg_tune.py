@@ -28,7 +28,7 @@ from bilevax.experiments.report import Report
 
 Range = tuple[float, float]  # drawn evenly on a logarithmic scale, if it is of positive numbers
 
-# All ranges were narrowed down by the searches in docs/ranking.md.
+# Narrowed down by the searches in docs/ranking.md, but for gamma and softness.
 COMMON: dict[str, Range] = {
     "learning_rate": (8e-4, 2e-3),
     "weight_decay": (0.3, 1.0),
@@ -145,9 +145,11 @@ def tune(
         )
     forms = [parse_form(form) for form in settings.forms]
     folder, warm = Path(folder), tuned(settings.data, "softmax")
-    rows, best = _found(folder, settings, warm) if resume else ([], {})
+    common = {"warm up": warm, "ranges": _all_ranges()}
+    rows, best = _found(folder, settings, common) if resume else ([], {})
     report = Report(folder, settings, quick=quick)
-    report.fact("warm up", warm)
+    for name, fact in common.items():
+        report.fact(name, fact)
     _keep(folder, rows, best)  # from here on the folder's trials are of these settings
     runs = max(settings.trials, settings.finalists * settings.repeats)
     search = _Search(settings, load_parts(settings.data, runs, settings.users))
@@ -271,8 +273,14 @@ def _only(values: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: values[name] for name in names if name in values}
 
 
+def _all_ranges() -> dict[str, Any]:
+    """What every method's numbers are drawn from, as it is written to a file."""
+    parts = (COMMON, TEMPERATURE, HOT, RANKS, DEPTHS, THRESHOLDS, CORRECTED)
+    return {f"{place} {name}": list(span) for place, part in enumerate(parts) for name, span in part.items()}
+
+
 def _found(
-    folder: Path, settings: Settings, warm: dict[str, Any]
+    folder: Path, settings: Settings, common: dict[str, Any]
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
     """The trials, and the best of them, of an earlier search with the same settings."""
     if not (folder / "trials.json").exists():
@@ -280,9 +288,20 @@ def _found(
     facts, rows, best = (
         json.loads((folder / f"{name}.json").read_text("utf-8")) for name in ("settings", "trials", "best")
     )
-    same = ("data", "epochs", "warm_up", "every", "seed", "repeats", "width", "users")
-    mine = {name: getattr(settings, name) for name in same} | {"warm up": warm}
-    theirs = facts["settings"] | _only(facts, "warm up")
+    same = (
+        "data",
+        "epochs",
+        "warm_up",
+        "every",
+        "seed",
+        "repeats",
+        "positives",
+        "averaging",
+        "width",
+        "users",
+    )
+    mine = {name: getattr(settings, name) for name in same} | common
+    theirs = facts["settings"] | _only(facts, *common)
     for name, value in mine.items():
         if theirs.get(name, "nothing") != value:
             raise ValueError(

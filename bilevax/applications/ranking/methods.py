@@ -52,8 +52,8 @@ class Settings:
     Attributes:
       learning_rate: of Adam.
       weight_decay: decoupled: parameters shrink by learning_rate · weight_decay in every step.
-      averaging: the model that is measured and kept is an average over about so many epochs; None takes it
-        as it is. See `bx.averaged`.
+      averaging: the model that is measured and kept is an average over about so many epochs, and over a tenth
+        of the run while that is less; None takes it as it is. See `bx.averaged`.
       users_per_step: I. *
       positives: P, the pairs of a user in a list. *
       negatives: B, the unrated items in a list. *
@@ -208,7 +208,7 @@ def make_solver(method: str, users: int, settings: Settings, steps: int) -> Any:
     # Adam's usual ε, 1e-8, or less, and that would be a smaller step for them than for sums over pairs.
     upper_step = optax.adamw(settings.learning_rate, eps=_EPSILON, weight_decay=settings.weight_decay)
     if settings.averaging is not None:
-        checks.coefficient("averaging", settings.averaging, optional=False, kinds="a number")
+        checks.number("averaging", settings.averaging, 0.0)
         epoch = steps_per_epoch(users, settings)
         upper_step = averaged(upper_step, jnp.maximum(settings.averaging * epoch, 1.0))
     if method in LOSSES:

@@ -17,7 +17,7 @@ def tuned(data: str, method: str) -> dict[str, Any]:
       'logistic'
     """
     known = _known()
-    return dict(known.get(data, known["ml-1m"]).get(method, {}))
+    return dict(known.get(data, {}).get(method) or known["ml-1m"].get(method, {}))
 
 
 @functools.cache

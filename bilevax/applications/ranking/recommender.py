@@ -43,7 +43,8 @@ class TopKRecommender:
       patience: measurements without a better one after which training stops; None never stops early.
       seed: of everything random.
       settings: numbers of the method by name, see `Settings`. Those left out are what a search on MovieLens
-        1M found for the method; a cutoff left out is at most half of the items.
+        1M found for the method (after 20 epochs of warm-up); with a surrogate or discount of your own, those
+        of `Settings`. A cutoff left out is at most half of the items.
 
     Attributes:
       history_: what was measured in training.
@@ -90,7 +91,9 @@ class TopKRecommender:
         self.every = checks.whole_number("every", every, 1)
         self.patience = None if patience is None else checks.whole_number("patience", patience, 1)
         self.seed = checks.whole_number("seed", seed, 0)
-        self.settings = dict(settings or {})
+        given = dict(settings or {})
+        other_form = "surrogate" in given or "discount" in given
+        self.settings = given if other_form else tuned("ml-1m", method) | given
         Settings().replace(**self.settings)
         self._fitted: Fitted | None = None
         self.history_: Any = None
@@ -141,7 +144,7 @@ class TopKRecommender:
           ValueError: if a size of the settings does not fit the table.
         """
         table = as_interactions(table)
-        settings = Settings().replace(**(tuned("ml-1m", self.method) | self.settings))
+        settings = Settings().replace(**self.settings)
         if "cutoff" not in self.settings:
             settings = settings.replace(cutoff=min(settings.cutoff, max(1, table.items // 2)))
         settings = settings.replace(users_per_step=min(settings.users_per_step, table.users))
