@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import bilevax as bx
 from bilevax.processes import on_host
@@ -78,7 +79,11 @@ CASES = {
         normal_problem(bx.mean(inner)),
         {"batch_size": None, "shuffle": False},
     ),
-    "KSONG": (bx.KSONG(**STEPS, floor=0.1), normal_problem(lower), {"batch_size": BATCH}),
+    "KSONG": (
+        bx.KSONG(upper_step=bx.averaged(optax.adam(0.05), 10), lower_step=0.1, floor=0.1),
+        normal_problem(lower),
+        {"batch_size": BATCH},
+    ),
     "BlockPAGE": (bx.BlockPAGE(**STEPS), normal_problem(lower), {"batch_size": BATCH}),
     "RSVRB": (bx.RSVRB(upper_step=0.05), normal_problem(lower), {"batch_size": BATCH}),
 }

@@ -164,6 +164,16 @@ def test_the_sampled_protocol_is_marked_and_ranks_against_stored_items_only(scor
         assert float(found[user]) == float(bool(set(order) & set(items.tolist())))
 
 
+@pytest.mark.parametrize("width", [1, 4, 16, 20, 64])
+def test_all_items_are_scored_as_lists_are(width):
+    model = NeuMF(USERS, ITEMS, width, dropout=0.5, spread=1.0)
+    x = model.start(jax.random.key(1))
+    x = x | {"hidden_bias": jax.random.normal(jax.random.key(2), (width,))}
+    users = jnp.array([3, 0, 3])
+    one_by_one = [model.score(x, user, jnp.arange(ITEMS)) for user in users]
+    np.testing.assert_allclose(model.score_all(x, users), jnp.stack(one_by_one), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("model", [MF(USERS, ITEMS, 4), NeuMF(USERS, ITEMS, 4)])
 def test_models_score_lists_as_they_score_the_catalogue(model):
     x = model.start(jax.random.key(0))

@@ -17,6 +17,7 @@ import numpy as np
 from jax import Array
 
 from bilevax import checks
+from bilevax.applications.ranking.models import all_scores
 from bilevax.applications.ranking.objective import checked_model
 from bilevax.applications.ranking.ratings import Ratings, gain
 
@@ -251,8 +252,7 @@ def _group_ranks(model: Any, x: PyTree, parts: tuple[Held, ...]) -> list[_Ranked
     item_count = parts[0].item_count
 
     def full(parts: tuple[Held, ...]) -> list[Array]:
-        catalogue = jnp.arange(item_count, dtype=jnp.int32)
-        scores = jax.vmap(lambda user: model.score(x, user, catalogue))(parts[0].users)
+        scores = all_scores(model, x, parts[0].users, item_count)
         # A model that has diverged must not come first: NaN loses against everything.
         scores = jnp.where(jnp.isnan(scores), -jnp.inf, scores)
         return [ranked(scores, part) for part in parts]

@@ -1,8 +1,8 @@
 """Models that score items for users: matrix factorisation and NeuMF.
 
 A model is any object with `score(x, user, items)`, the scores of a vector of items for one user, a function
-of the parameters x; and with `start(key)`, the first x, if it is to be trained from scratch. Models hold
-sizes only.
+of the parameters x; and with `start(key)`, the first x, if it is to be trained from scratch. One that knows a
+faster way to score all items for many users has `score_all(x, users)`. Models hold sizes only.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from bilevax.applications.ranking.lists import List
 from bilevax.stream import Stream
 
 PyTree = Any
+
+_UNITS = 16  # hidden units that are added to all scores in one pass over them
 
 
 @runtime_checkable
@@ -137,6 +139,33 @@ class NeuMF:
             kept = noise.bits(hidden.shape) >= jnp.uint32(int(self.dropout * 2**32))
             hidden = jnp.where(kept, hidden / (1 - self.dropout), 0)
         return product + hidden @ x["output_perceptron"]
+
+    def score_all(self, x: PyTree, users: Array) -> Array:
+        """(users, items): the scores of all items for many users, without their hidden layers in memory."""
+        product = (rows(x["product_user"], users) * x["output_product"]) @ x["product_item"].T
+        own = rows(x["perceptron_user"], users) @ x["hidden_user"] + x["hidden_bias"]
+        catalogue = x["perceptron_item"] @ x["hidden_item"]
+        units = -(-self.width // _UNITS)
+
+        def in_passes(by_unit: Array) -> Array:  # padded by units without weight
+            padded = jnp.pad(by_unit, [(0, units * _UNITS - self.width)] + [(0, 0)] * (by_unit.ndim - 1))
+            return padded.reshape(units, _UNITS, *by_unit.shape[1:])
+
+        def add(scores: Array, layer: tuple[Array, Array, Array]) -> tuple[Array, None]:
+            for weight, user, item in zip(*layer, strict=True):
+                scores = scores + weight * jax.nn.relu(user[:, None] + item[None, :])
+            return scores, None
+
+        layers = (in_passes(x["output_perceptron"]), in_passes(own.T), in_passes(catalogue.T))
+        return jax.lax.scan(add, product, layers)[0]
+
+
+def all_scores(model: Any, x: PyTree, users: Array, item_count: int) -> Array:
+    """(users, items): the scores of all items, by the model's own way if it has one."""
+    if callable(getattr(model, "score_all", None)):
+        return model.score_all(x, users)
+    catalogue = jnp.arange(item_count, dtype=jnp.int32)
+    return jax.vmap(lambda user: model.score(x, user, catalogue))(users)
 
 
 def rows(table: Array, index: Array) -> Array:
