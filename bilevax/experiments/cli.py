@@ -193,7 +193,7 @@ def tune(
                 plan = dataclasses.replace(
                     plan, users=200, trials=2, epochs=2, warm_up=1, every=1, width=8, repeats=0
                 )
-            ndcg_tune.tune(plan, out / f"tune-{problem}", quick=quick, resume=resume)
+            ndcg_tune.tune(plan, out / f"tune-{Path(problem).stem}", quick=quick, resume=resume)
             return
         if resume:
             raise ValueError(f"resume is for ranking data, got {problem!r}")
