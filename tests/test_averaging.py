@@ -36,9 +36,14 @@ def run(upper_step, steps=40, solver=bx.BSVRBv2, restart=None, **options):
 
 def iterates(upper_step, steps, **options):
     """x before every step."""
-    return [np.ones(2)] + [
-        np.asarray(run(upper_step, n, **options).state.x["a"], np.float64) for n in range(1, steps)
-    ]
+    seen = [np.ones(2)]
+
+    def keep(problem, state):
+        seen.append(np.asarray(state.x["a"], np.float64))
+        return 0.0
+
+    run(upper_step, steps, metrics={"seen": keep}, every=1, **options)
+    return seen[:steps]
 
 
 def naive_average(xs, window):
