@@ -123,6 +123,31 @@ class StoppedError(Exception):
     """A run that was cut."""
 
 
+def test_a_gap_is_left_out_of_training_and_is_not_ranked(small):
+    parts, near = ndcg.load_parts("small", gap=3), ndcg.load_parts("small")
+    rows = small.at_least(14).csr()
+
+    def pairs(ratings):
+        users = np.repeat(np.arange(ratings.users), np.diff(ratings.offsets))
+        return set(zip(users.tolist(), np.asarray(ratings.items).tolist(), strict=True))
+
+    ends = np.cumsum(rows.counts)
+    earlier = {
+        (user, item)
+        for user, (end, count) in enumerate(zip(ends, rows.counts, strict=True))
+        for item in rows.item[end - count : end - 13].tolist()
+    }
+    assert pairs(parts.train) == earlier
+    assert parts.train.pairs == len(rows.item) - 13 * len(rows.counts)
+    assert (rows.counts >= 14).all()
+
+    def left_out(held):
+        return held.excluded_rows[held.excluded_rows < held.users.shape[1]].size
+
+    assert left_out(parts.held_dev) == len(rows.item) - 10 * len(rows.counts)  # the gap too
+    assert near.train.users >= parts.train.users
+
+
 @pytest.fixture
 def searched(small, tmp_path, monkeypatch):
     """A search whose trainings are counted, and which can be cut at one of them."""
@@ -198,6 +223,8 @@ def test_trials_of_another_search_are_not_taken(searched, tmp_path, monkeypatch)
         searched(epochs=7)
     with pytest.raises(ValueError, match="holds a search with positives=20, got positives=10"):
         searched(positives=10)
+    with pytest.raises(ValueError, match="holds a search with gap=5, got gap=0"):
+        searched(gap=0)
     # A new search that was cut at once: its settings are in the folder, the old trials must not be.
     searched.cut = 0
     with pytest.raises(StoppedError):

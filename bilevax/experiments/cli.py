@@ -163,6 +163,9 @@ def tune(
     epochs: Annotated[int, typer.Option(help="epochs of every run (ranking)")] = 200,
     positives: Annotated[int, typer.Option(help="of every list (ranking)")] = 20,
     averaging: Annotated[float, typer.Option(help="epochs that models are averaged over (ranking)")] = 10.0,
+    gap: Annotated[
+        int, typer.Option(help="items of every user left out between training and dev data (ranking)")
+    ] = 5,
     finalists: Annotated[int, typer.Option(help="best settings that are run again (ranking)")] = 4,
     repeats: Annotated[int, typer.Option(help="with how many other seeds (ranking)")] = 3,
     resume: Annotated[
@@ -187,6 +190,7 @@ def tune(
                 repeats=repeats,
                 positives=positives,
                 averaging=averaging,
+                gap=gap,
             )
             plan = dataclasses.replace(plan, methods=tuple(method or plan.methods))
             if quick:

@@ -89,18 +89,28 @@ class Parts:
     held_test: Held
 
 
-def load_parts(name: str, runs: int = 1, users: int | None = None) -> Parts:
-    """A data set, split: five last ratings of every user for test, five before them for development."""
+def load_parts(name: str, runs: int = 1, users: int | None = None, *, gap: int = 0) -> Parts:
+    """A data set, split: five last ratings of every user for test, five before them for development.
+
+    Args:
+      name: a data set of `bilevax.data.load_interactions`.
+      runs: how many models are to be evaluated side by side.
+      users: use only the first so many users; None takes all.
+      gap: leave so many ratings of every user before those for development out of `train`; they are not
+        ranked either. With 5, development data are as far from training data as test data are.
+    """
     table = load_interactions(name)
     if users is not None:
         few = np.flatnonzero(table.user < users)
         columns = {field: getattr(table, field)[few] for field in ("user", "item", "rating", "time")}
         table = dataclasses.replace(table, **columns, user_ids=table.user_ids[:users])
-    split = split_last(table.at_least(11), 5, 5)
-    train, dev, test = (Ratings.of(part) for part in (split.train, split.dev, split.test))
+    table = table.at_least(11 + gap)
+    split = split_last(table, 5, 5)
+    seen, dev, test = (Ratings.of(part) for part in (split.train, split.dev, split.test))
+    train = Ratings.of(split_last(table, gap, 10).train) if gap else seen
     group = max(1, min(train.users, group_scores() // (train.item_count * runs)))
     return Parts(
-        train, dev, test, hold_out(dev, [train], group=group), hold_out(test, [train, dev], group=group)
+        train, dev, test, hold_out(dev, [seen], group=group), hold_out(test, [seen, dev], group=group)
     )
 
 

@@ -3,6 +3,9 @@
 A trial is a draw from the method's ranges. Where a method has a choice of forms (surrogate and discount), its
 trials are divided among them: no method gets more trials than another. Seeds differ by as much as good
 settings do, so that the best trials are run again with other seeds, and the best in the mean is taken.
+
+Test items come after the development items, which no model is trained on. Trials are trained without the
+items just before the development items, and so are judged on what is asked of them: to look as far ahead.
 """
 
 from __future__ import annotations
@@ -70,6 +73,7 @@ class Settings:
       repeats: with how many other seeds; 0 takes the best trial as it is.
       positives: P of every list.
       averaging: epochs over which every model is averaged.
+      gap: how many items of every user, those before the development items, are left out of training.
       forms: the choices of the bilevel methods: a surrogate and a discount, with a plus between them.
       width: of the model's vectors.
       users: use only the first so many users; None takes all.
@@ -86,6 +90,7 @@ class Settings:
     repeats: int = 3
     positives: int = 20
     averaging: float = 10.0
+    gap: int = 5
     forms: tuple[str, ...] = ("logistic + power",)
     width: int = 64
     users: int | None = None
@@ -139,6 +144,7 @@ def tune(
     """
     checks.whole_number("finalists", settings.finalists, 1)
     checks.whole_number("repeats", settings.repeats, 0)
+    checks.whole_number("gap", settings.gap, 0)
     if settings.trials % len(settings.forms):
         raise ValueError(
             f"trials must be a multiple of the {len(settings.forms)} forms, got {settings.trials}"
@@ -152,7 +158,7 @@ def tune(
         report.fact(name, fact)
     _keep(folder, rows, best)  # from here on the folder's trials are of these settings
     runs = max(settings.trials, settings.finalists * settings.repeats)
-    search = _Search(settings, load_parts(settings.data, runs, settings.users))
+    search = _Search(settings, load_parts(settings.data, runs, settings.users, gap=settings.gap))
     for method in settings.methods:
         began = time.perf_counter()
         choices: list[dict[str, Any]] = forms if method in BILEVEL else [{}]
@@ -297,6 +303,7 @@ def _found(
         "repeats",
         "positives",
         "averaging",
+        "gap",
         "width",
         "users",
     )
@@ -336,7 +343,7 @@ def main() -> None:
     parser.add_argument("--data", default=Settings.data)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--forms", nargs="+", default=list(Settings.forms))
-    for name in ("trials", "epochs", "warm_up", "every", "seed", "finalists", "repeats", "positives"):
+    for name in ("trials", "epochs", "warm_up", "every", "seed", "finalists", "repeats", "positives", "gap"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Settings, name))
     parser.add_argument("--averaging", type=float, default=Settings.averaging)
     parser.add_argument("--users", type=int)
