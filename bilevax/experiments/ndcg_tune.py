@@ -44,7 +44,7 @@ RANKS: dict[str, Range] = {
     "temperature": (0.4, 1.2),
     "alpha": (0.8, 1.0),
     "beta": (0.5, 1.0),
-    "evenness": (-2.2, -0.6),
+    "evenness": (-2.6, -1.0),
     "rivals": (0.05, 0.5),
     "focus": (0.2, 0.8),
 }
