@@ -23,6 +23,7 @@ from bilevax.applications.ranking import (
     train_many,
 )
 from bilevax.applications.ranking.presets import tuned
+from bilevax.applications.ranking.recommender import as_interactions
 from bilevax.data import DataError, generate, make_interactions, split_last
 from bilevax.progress import Silent
 
@@ -215,12 +216,45 @@ def test_what_is_saved_is_what_is_loaded(fitted, tmp_path):
     assert again.recommend(3, k=7) == fitted.recommend(3, k=7)
     assert again.settings == fitted.settings
     assert again.best_epoch_ == fitted.best_epoch_
+    assert dict(again.history_).keys() == dict(fitted.history_).keys()
+    np.testing.assert_array_equal(again.history_["missed ndcg@10"], fitted.history_["missed ndcg@10"])
     (tmp_path / "other.npz").write_bytes(b"nothing of the kind")
     with pytest.raises(ValueError, match=r"must be a file that save\(\) wrote"):
         TopKRecommender.load(tmp_path / "other.npz")
     np.savez(tmp_path / "plain.npz", a=np.zeros(3))
     with pytest.raises(ValueError, match=r"must be a file that save\(\) wrote"):
         TopKRecommender.load(tmp_path / "plain.npz")
+    (tmp_path / "empty.npz").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"must be a file that save\(\) wrote"):
+        TopKRecommender.load(tmp_path / "empty.npz")
+    with np.load(tmp_path / "recommender.npz") as file:
+        np.savez(tmp_path / "half.npz", **{name: file[name] for name in file.files if name != "offsets"})
+    with pytest.raises(
+        ValueError, match=r"must be a file that save\(\) wrote, got one without \['offsets'\]"
+    ):
+        TopKRecommender.load(tmp_path / "half.npz")
+
+
+def test_numbers_of_numpy_can_be_trained_with_and_saved(table, tmp_path):
+    numbers = SMALL | {"negatives": np.int64(12), "learning_rate": np.float32(0.02)}
+    recommender = TopKRecommender("softmax", model="mf", width=2, epochs=1, held_out=0, settings=numbers)
+    recommender.fit(table, progress=None).save(tmp_path / "a.npz")
+    assert TopKRecommender.load(tmp_path / "a.npz").settings["negatives"] == 12
+
+
+def test_a_warm_up_has_numbers_of_its_own_and_its_share_of_the_time(parts):
+    ratings, model, plan = parts[0], MF(40, 150, 4), {"key": jax.random.key(1), "progress": None}
+    settings = Settings(**SMALL)
+    still = settings.replace(learning_rate=1e-9)
+    x0 = model.start(jax.random.key(5))
+    one = train(ratings, model, "song", still, x0=x0, epochs=1, warm_up=3, **plan)
+    other = train(ratings, model, "song", still, x0=x0, epochs=1, warm_up=3, warm_settings=settings, **plan)
+    moved = [float(jnp.abs(run.x["item"] - x0["item"]).max()) for run in (one, other)]
+    assert moved[0] < 1e-6
+    assert moved[1] > 1e-2
+    cut = train(ratings, model, "song", settings, epochs=1, warm_up=10**6, seconds=0.01, **plan)
+    assert cut.outcome is bx.Outcome.TIME
+    assert cut.epoch == 0
 
 
 def test_strings_as_ids_and_tables_without_ratings():
@@ -234,6 +268,18 @@ def test_strings_as_ids_and_tables_without_ratings():
     found = recommender.recommend("user 3", k=4)
     assert all(isinstance(item, str) for item, _ in found)
     assert not {item for item, _ in found} & set(items[users == "user 3"])
+
+
+def test_columns_of_frames_may_have_their_usual_names():
+    pandas = pytest.importorskip("pandas")
+    days = pandas.to_datetime(["2020-01-03", "2020-01-01", "2020-01-02"])
+    frame = pandas.DataFrame({"user_id": [5, 5, 7], "MovieID": [1, 2, 2], "ratings": [4, 2, 3], "date": days})
+    table = as_interactions(frame)
+    assert table.user_ids.tolist() == [5, 7]
+    assert table.item_ids.tolist() == [1, 2]
+    assert sorted(table.rating.tolist()) == [2, 3, 4]
+    of_day = dict(zip(table.rating.tolist(), table.time.tolist(), strict=True))
+    assert of_day[4] - of_day[2] == 2 * 86400
 
 
 def test_a_configuration_may_be_a_file(tmp_path):
@@ -251,8 +297,25 @@ def test_a_configuration_may_be_a_file(tmp_path):
     [
         ({"method": "magic"}, ValueError, "method must be one of"),
         ({"model": "tree"}, ValueError, "model must be one of"),
-        ({"watch": "f1@3"}, ValueError, "a metric must be one of"),
-        ({"watch": "ndcg"}, ValueError, "a metric must be one of"),
+        ({"watch": "f1@3"}, ValueError, "watch must be one of"),
+        ({"watch": "ndcg"}, ValueError, "watch must be one of"),
+        ({"model": "mf", "dropout": "a"}, TypeError, "dropout must be a number"),
+        (
+            {"settings": {"learning_rate": -1.0}},
+            ValueError,
+            r"learning_rate must lie in \(0.0, ∞\), got -1.0",
+        ),
+        (
+            {"settings": {"learning_rate": "a"}},
+            TypeError,
+            "learning_rate must be a number or a schedule, got str",
+        ),
+        ({"settings": {"weight_decay": -1.0}}, ValueError, "weight_decay must lie in"),
+        ({"method": "lambdarank", "settings": {"temperature": -1.0}}, ValueError, "temperature must lie in"),
+        ({"method": "softmax", "settings": {"cutoff": -3}}, ValueError, "cutoff must be at least 1, got -3"),
+        ({"settings": {"users_per_step": 0}}, ValueError, "users_per_step must be at least 1, got 0"),
+        ({"settings": {"negatives": 10.0}}, TypeError, "negatives must be an integer at least 1, got 10.0"),
+        ({"settings": {"alpha": 1.5}}, ValueError, "alpha must lie in"),
         ({"epochs": 0}, ValueError, "epochs must be at least 1, got 0"),
         ({"settings": {"lr": 1.0}}, TypeError, r"settings must be among .* got \['lr'\]"),
     ],
@@ -267,8 +330,13 @@ def test_bad_questions_are_refused(fitted):
         fitted.recommend(4000)
     with pytest.raises(KeyError, match=r"user must be an id of the table.*got 'al'"):
         fitted.recommend("al")
+    for wrong in (None, True, [0, 1]):
+        with pytest.raises(KeyError, match="user must be an id of the table"):
+            fitted.recommend(wrong)
     with pytest.raises(KeyError, match="item must be an id of the table"):
         fitted.score(0, [10**6])
+    with pytest.raises(TypeError, match="items must be a list of ids, got 1"):
+        fitted.score(0, 1)
     with pytest.raises(ValueError, match="k must be between 1 and 150, got 151"):
         fitted.recommend(0, k=151)
     with pytest.raises(RuntimeError, match="must be fitted first"):
@@ -279,8 +347,10 @@ def test_bad_tables_are_refused():
     recommender = TopKRecommender("softmax", model="mf", epochs=1, held_out=2)
     with pytest.raises(DataError, match="repeat a pair"):
         recommender.fit({"user": [0, 0], "item": [1, 1]}, progress=None)
-    with pytest.raises(ValueError, match="columns user and item, got none called"):
+    with pytest.raises(DataError, match="no column that may be the item; call it 'item'"):
         recommender.fit({"user": [0, 0]}, progress=None)
+    with pytest.raises(DataError, match="several columns that may be the user; call it 'user'"):
+        recommender.fit({"user": [0, 0], "uid": [0, 1], "item": [1, 2]}, progress=None)
     with pytest.raises(TypeError, match="table must be Interactions"):
         recommender.fit(3, progress=None)
     many = make_interactions(np.repeat(np.arange(3), 20), np.tile(np.arange(20), 3), rating=np.full(60, 90.0))

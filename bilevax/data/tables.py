@@ -64,7 +64,7 @@ def read_table(
     else:
         separator = "\t" if {".tsv", ".tab"} & set(suffixes) else ","
         frame = _delimited(pandas, stream, path, separator, size_limit)
-    names = _named(list(frame.columns), columns or {}, path)
+    names = usual_columns(list(frame.columns), columns or {}, path)
     if len(frame) == 0:
         raise DataError("has no rows", path=path)
     taken: dict[str, Any] = {}
@@ -146,8 +146,20 @@ def _parquet(stream: IO[bytes], path: Any, size_limit: int) -> Any:
     return frame
 
 
-def _named(present: list[str], columns: Mapping[str, str], path: Any) -> dict[str, str]:
-    """The table's own names of the columns that it has."""
+def usual_columns(
+    present: list[str], columns: Mapping[str, str] | None = None, path: Any = None
+) -> dict[str, str]:
+    """The table's own names of the columns that it has, by the usual ones: {"user": "user_id", …}.
+
+    Args:
+      present: the names that there are.
+      columns: which is which, for those that cannot be told by their names.
+      path: the file, for messages.
+
+    Raises:
+      DataError: if there is none for users or items, or several may be meant.
+    """
+    columns = columns or {}
     lower = {name.strip().lower(): name for name in present}
     names: dict[str, str] = {}
     shown = excerpt(", ".join(present).encode(), 200)
@@ -160,9 +172,14 @@ def _named(present: list[str], columns: Mapping[str, str], path: Any) -> dict[st
         fitting = [lower[one] for one in usual if one in lower]
         if len(fitting) > 1 or (not fitting and name in _NEEDED):
             problem = "several columns" if fitting else "no column"
+            if path is None:
+                advice = f"call it {name!r}."
+            elif len(present) == 1 and re.search(r"[;|\t]|::", present[0]):
+                advice = "is the separator another one?"
+            else:
+                advice = f"name it with columns={{{name!r}: …}}."
             raise DataError(
-                f"has {problem} that may be the {name}; name it with columns={{{name!r}: …}}. It has {shown}",
-                path=path,
+                f"the table has {problem} that may be the {name}; {advice} It has {shown}", path=path
             )
         names |= {name: fitting[0]} if fitting else {}
     return names

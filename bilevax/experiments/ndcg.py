@@ -31,7 +31,7 @@ from bilevax.applications.ranking import (
 )
 from bilevax.applications.ranking import Settings as Numbers
 from bilevax.applications.ranking.presets import tuned
-from bilevax.data import load_interactions, split_last
+from bilevax.data import DataError, load_interactions, split_last
 from bilevax.experiments.report import Report, markdown, spread
 
 CUTOFFS = (10, 20, 50)
@@ -98,12 +98,17 @@ def load_parts(name: str, runs: int = 1, users: int | None = None, *, gap: int =
       users: use only the first so many users; None takes all.
       gap: leave so many ratings of every user before those for development out of `train`; they are not
         ranked either. With 5, development data are as far from training data as test data are.
+
+    Raises:
+      DataError: if no user has the 11 ratings, and those of the gap, that it takes.
     """
     table = load_interactions(name)
     if users is not None:
         few = np.flatnonzero(table.user < users)
         columns = {field: getattr(table, field)[few] for field in ("user", "item", "rating", "time")}
         table = dataclasses.replace(table, **columns, user_ids=table.user_ids[:users])
+    if gap and table.csr().counts.max() < 11 + gap:
+        raise DataError(f"a gap of {gap} takes users with {11 + gap} ratings, got none: try a smaller gap")
     table = table.at_least(11 + gap)
     split = split_last(table, 5, 5)
     seen, dev, test = (Ratings.of(part) for part in (split.train, split.dev, split.test))

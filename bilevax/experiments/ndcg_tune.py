@@ -221,6 +221,7 @@ class _Search:
             dev=self.parts.held_dev,
             x0=self._start(method, count),
             every=settings.every,
+            cutoffs=(),
         )
         reached = np.where(np.isfinite(found.dev), found.dev, 0).max(1)
         return [

@@ -48,7 +48,8 @@ class Fitted:
 
 def _code(kind: str, one: Any, ids: np.ndarray) -> int:
     known = f"an id of the table, such as {ids[0].item()!r}"
-    if isinstance(one, str) != (ids.dtype.kind == "U"):
+    kinds = str if ids.dtype.kind == "U" else (int, float, np.number)
+    if isinstance(one, bool) or not isinstance(one, kinds):
         raise KeyError(f"{kind} must be {known}, got {one!r}")
     place = int(np.searchsorted(ids, one))
     if place >= len(ids) or ids[place] != one:

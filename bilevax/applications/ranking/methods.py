@@ -76,6 +76,9 @@ class Settings:
       threshold_gamma: γ (and γ̄) of the thresholds.
       threshold_step: τ: how far a threshold moves per visit, as a share of the safe step 2/(3 L).
       stages: of the restarted method. *
+
+    Raises:
+      TypeError, ValueError: if one is of another kind, or out of range.
     """
 
     learning_rate: Any = 1e-3
@@ -102,6 +105,24 @@ class Settings:
     threshold_gamma: Any = 0.1
     threshold_step: Any = 1.0
     stages: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("users_per_step", "positives", "negatives", "cutoff", "stages"):
+            object.__setattr__(self, name, checks.whole_number(name, getattr(self, name), 1))
+        if self.surrogate not in SURROGATES:
+            raise ValueError(f"surrogate must be one of {list(SURROGATES)}, got {self.surrogate!r}")
+        if self.discount not in DISCOUNTS:
+            raise ValueError(f"discount must be one of {list(DISCOUNTS)}, got {self.discount!r}")
+        check_evenness(self.evenness)
+        for name in ("learning_rate", "temperature", "softness", "ridge", "gate", "depth", "threshold_step"):
+            checks.coefficient(name, getattr(self, name), optional=False)
+        for name in ("weight_decay", "gamma", "threshold_gamma"):
+            checks.coefficient(name, getattr(self, name), zero=True, optional=False)
+        for name in ("alpha", "beta", "threshold_alpha"):
+            checks.coefficient(name, getattr(self, name), high=1.0, optional=False)
+        for name in ("averaging", "focus"):
+            checks.coefficient(name, getattr(self, name), zero=True)
+        checks.coefficient("rivals", self.rivals, high=1.0, zero=True, optional=False)
 
     def replace(self, **changes: Any) -> Settings:
         """The settings with some changed.
@@ -132,13 +153,9 @@ def make_method(
       What `bx.minimize` takes; `batch_size` is `settings.negatives`.
 
     Raises:
-      ValueError: if the method, the surrogate or the discount is not known.
+      ValueError: if the method is not known.
     """
     checked_method(method)
-    if settings.surrogate not in SURROGATES:
-        raise ValueError(f"surrogate must be one of {list(SURROGATES)}, got {settings.surrogate!r}")
-    if settings.discount not in DISCOUNTS:
-        raise ValueError(f"discount must be one of {list(DISCOUNTS)}, got {settings.discount!r}")
     if method in LOSSES:
         problem = make_list_problem(ratings, model, method, positives=settings.positives)
     else:
@@ -157,7 +174,6 @@ def checked_method(method: str) -> str:
 def with_numbers(problem: Problem, settings: Settings) -> Problem:
     """The problem with its numbers taken from the settings: traced ones too, nothing is compiled anew."""
     blocks = problem.blocks
-    check_evenness(settings.evenness)
     if isinstance(blocks, Listing):
         numbers: Any = {
             "temperature": settings.temperature,
@@ -166,11 +182,6 @@ def with_numbers(problem: Problem, settings: Settings) -> Problem:
         }
     else:
         surrogate = SURROGATES[settings.surrogate](settings.temperature)
-        checks.coefficient("softness", settings.softness, optional=False)
-        checks.coefficient("ridge", settings.ridge, optional=False)
-        checks.coefficient("gate", settings.gate, optional=False)
-        checks.coefficient("rivals", settings.rivals, high=1.0, zero=True, optional=False)
-        checks.coefficient("focus", settings.focus, zero=True)
         numbers = {
             "softness": settings.softness,
             "ridge": settings.ridge,
@@ -208,7 +219,6 @@ def make_solver(method: str, users: int, settings: Settings, steps: int) -> Any:
     # Adam's usual ε, 1e-8, or less, and that would be a smaller step for them than for sums over pairs.
     upper_step = optax.adamw(settings.learning_rate, eps=_EPSILON, weight_decay=settings.weight_decay)
     if settings.averaging is not None:
-        checks.number("averaging", settings.averaging, 0.0)
         epoch = steps_per_epoch(users, settings)
         upper_step = averaged(upper_step, jnp.maximum(settings.averaging * epoch, 1.0))
     if method in LOSSES:

@@ -21,9 +21,12 @@ from bilevax.applications.ranking.ratings import Ratings
 from bilevax.applications.ranking.stored import load_arrays, save_arrays
 from bilevax.applications.ranking.training import Trained, parse_metric, train
 from bilevax.data import Interactions, load_interactions, make_interactions, split_last
+from bilevax.data.tables import usual_columns
+from bilevax.history import History
 from bilevax.progress import Choice, Progress
 
 MODELS: dict[str, Any] = {"neumf": NeuMF, "mf": MF}
+_KEPT = ("user_ids", "item_ids", "offsets", "items")
 
 
 class TopKRecommender:
@@ -35,7 +38,7 @@ class TopKRecommender:
       width: the length of the model's vectors.
       dropout: of "neumf".
       epochs: how often every user is visited, at most.
-      warm_up: epochs of softmax cross-entropy before that.
+      warm_up: epochs of softmax cross-entropy before that, with the numbers that a search found for it.
       held_out: how many of each user's last items are held out to choose the best epoch by; 0 trains on all,
         for all epochs. Users with so few items that none would be left keep them all.
       watch: the metric to choose by.
@@ -82,6 +85,7 @@ class TopKRecommender:
             raise ValueError(f"model must be one of {list(MODELS)}, got {model!r}")
         self.model = model
         self.width = checks.whole_number("width", width, 1)
+        checks.coefficient("dropout", dropout, high=0.99, zero=True, optional=False)
         self.dropout = dropout
         self.epochs = checks.whole_number("epochs", epochs, 1)
         self.warm_up = checks.whole_number("warm_up", warm_up, 0)
@@ -91,7 +95,7 @@ class TopKRecommender:
         self.every = checks.whole_number("every", every, 1)
         self.patience = None if patience is None else checks.whole_number("patience", patience, 1)
         self.seed = checks.whole_number("seed", seed, 0)
-        given = dict(settings or {})
+        given = {name: _plain(value) for name, value in (settings or {}).items()}
         other_form = "surrogate" in given or "discount" in given
         self.settings = given if other_form else tuned("ml-1m", method) | given
         Settings().replace(**self.settings)
@@ -130,9 +134,10 @@ class TopKRecommender:
 
         Args:
           table: `bilevax.data.Interactions`; a path or the name of a known data set; a pandas frame or a dict
-            with the columns user and item, and if there are any rating and time.
+            with the columns user and item, and if there are any rating and time, by these or other usual
+            names (user_id, timestamp, …).
           progress: as in `bx.minimize`.
-          seconds: stop after about so much time.
+          seconds: stop after about so much time, the warm-up included.
           checkpoint: a directory for checkpoints.
           resume: go on from the latest checkpoint, if there is one.
 
@@ -168,6 +173,7 @@ class TopKRecommender:
             key=jax.random.key(self.seed),
             epochs=self.epochs,
             warm_up=self.warm_up,
+            warm_settings=settings.replace(**tuned("ml-1m", "softmax") | {"positives": settings.positives}),
             dev=dev,
             watch=self.watch,
             every=self.every,
@@ -216,10 +222,19 @@ class TopKRecommender:
     def score(self, user: Any, items: Any) -> np.ndarray:
         """The scores of some items for a user; higher is better.
 
+        Args:
+          user: the user's id, as in the table.
+          items: ids of items.
+
+        Returns:
+          A score per item.
+
         Raises:
           KeyError: if the user or an item is not known.
         """
         fitted = self._require()
+        if isinstance(items, str) or np.ndim(items) != 1:
+            raise TypeError(f"items must be a list of ids, got {items!r}")
         code = fitted.user_code(user)
         places = np.array([fitted.item_code(item) for item in items], int)
         return fitted.catalogue_scores(code)[places]
@@ -230,9 +245,9 @@ class TopKRecommender:
         about = {
             "arguments": _arguments(self),
             "best_epoch": self.best_epoch_,
-            "history": getattr(self.history_, "entries", None),
+            "history": self.history_.entries,
         }
-        arrays = {name: getattr(fitted, name) for name in ("user_ids", "item_ids", "offsets", "items")}
+        arrays = {name: getattr(fitted, name) for name in _KEPT}
         save_arrays(path, about, arrays | {f"x/{name}": array for name, array in fitted.x.items()})
 
     @classmethod
@@ -243,16 +258,17 @@ class TopKRecommender:
           ValueError: if the file is not one of a recommender.
         """
         about, arrays = load_arrays(path)
+        missing = {"arguments", "best_epoch", "history"} - set(about) | set(_KEPT) - set(arrays)
+        if missing:
+            raise ValueError(f"{path} must be a file that save() wrote, got one without {sorted(missing)}")
         recommender = cls(**about["arguments"])
         model = recommender._make_model(len(arrays["user_ids"]), len(arrays["item_ids"]))
         x = {name[2:]: jnp.asarray(array) for name, array in arrays.items() if name.startswith("x/")}
         expected = jax.tree.map(lambda a: a.shape, jax.eval_shape(model.start, jax.random.key(0)))
         if jax.tree.map(lambda a: a.shape, x) != expected:
             raise ValueError(f"{path}: the parameters do not fit the model {recommender.model!r}")
-        recommender._fitted = Fitted(
-            model, x, *(arrays[name] for name in ("user_ids", "item_ids", "offsets", "items"))
-        )
-        recommender.best_epoch_ = about["best_epoch"]
+        recommender._fitted = Fitted(model, x, **{name: arrays[name] for name in _KEPT})
+        recommender.history_, recommender.best_epoch_ = History(about["history"]), about["best_epoch"]
         return recommender
 
     def _make_model(self, users: int, items: int) -> Any:
@@ -275,16 +291,15 @@ def as_interactions(table: Any) -> Interactions:
     if isinstance(table, (str, Path)):
         return load_interactions(table)
     try:
-        present = {name for name in ("user", "item", "rating", "time") if name in table}
-        columns: dict[str, Any] = {name: np.asarray(table[name]) for name in present}
+        names = usual_columns([name for name in table if isinstance(name, str)])
+        columns: dict[str, Any] = {name: np.asarray(table[column]) for name, column in names.items()}
     except (TypeError, KeyError, IndexError) as error:
         raise TypeError(
             "table must be Interactions, a path, a frame or a dict with the columns user and item, got "
             f"{type(table).__name__}"
         ) from error
-    missing = {"user", "item"} - present
-    if missing:
-        raise ValueError(f"table must have the columns user and item, got none called {sorted(missing)}")
+    if "time" in columns and columns["time"].dtype.kind == "M":
+        columns["time"] = columns["time"].astype("datetime64[s]").astype(np.int64)
     return make_interactions(**columns)
 
 
@@ -294,3 +309,8 @@ def _arguments(recommender: TopKRecommender) -> dict[str, Any]:
         "seed", "settings",
     )  # fmt: skip
     return {name: getattr(recommender, name) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy as one of Python, as a file of text can hold it."""
+    return value.item() if isinstance(value, np.generic) else value

@@ -35,7 +35,7 @@ def load_arrays(path: str | Path) -> tuple[dict[str, Any], dict[str, np.ndarray]
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         about = json.loads(arrays.pop(_NOTE).tobytes().decode())
-    except (KeyError, ValueError, zipfile.BadZipFile) as error:
+    except (KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} must be a file that save() wrote, got something else: {error}") from error
     if about.get("format") != _FORMAT:
         raise ValueError(f"{path} has the format {about.get('format')!r}, expected {_FORMAT}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from bilevax.solvers.state import State
 PyTree = Any
 
 WARM_UP = "softmax"
+_LEAST_SECONDS = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +43,9 @@ class Trained:
 
     Attributes:
       x: the parameters: the best by the watched metric where that is watched, else the last.
-      epoch: the epoch they are from; 0 if the run was interrupted in its warm-up.
+      epoch: the epoch they are from; 0 if the run was cut in its warm-up.
       history: what was measured; "missed ndcg@10" is 1 − NDCG@10. That of the warm-up, which has no such
-        metric, if the run was interrupted there.
+        metric, if the run was cut there.
       outcome: why the run ended.
       seconds_per_epoch: of the compiled steps; NaN if there were none.
     """
@@ -64,6 +66,7 @@ def train(
     key: Array,
     epochs: int = 200,
     warm_up: int = 0,
+    warm_settings: Settings | None = None,
     x0: PyTree = None,
     dev: Held | None = None,
     watch: str = "ndcg@10",
@@ -84,13 +87,14 @@ def train(
       key: the random key: the same key gives the same run.
       epochs: how often every user is visited.
       warm_up: epochs of softmax cross-entropy before that.
+      warm_settings: its numbers; left out, the method's.
       x0: where the parameters start; left out, `model.start(key)`.
       dev: held-out pairs to be measured on, made by `hold_out`.
       watch: the metric by which the best epoch is kept; needs `dev`.
       every: epochs between two measurements.
       patience: stop when the watched metric has not improved for so many measurements.
       progress: as in `bx.minimize`.
-      seconds: stop after about so much time.
+      seconds: stop after about so much time, the warm-up included.
       checkpoint: a directory for checkpoints; the warm-up has its own in it.
       resume: go on from the latest checkpoint.
 
@@ -116,11 +120,14 @@ def train(
     keep = {"progress": progress, "resume": resume}
     folder = None if checkpoint is None else Path(checkpoint)
     if warm_up:
+        began = time.perf_counter()
         first, _ = _run(
-            ratings, model, WARM_UP, settings, x0, warm, warm_up, None,
-            checkpoint=None if folder is None else folder / "warm-up", **keep,
+            ratings, model, WARM_UP, warm_settings or settings, x0, warm, warm_up, None,
+            seconds=seconds, checkpoint=None if folder is None else folder / "warm-up", **keep,
         )  # fmt: skip
-        if first.outcome is Outcome.INTERRUPTED:
+        if seconds is not None:
+            seconds = max(seconds - (time.perf_counter() - began), _LEAST_SECONDS)
+        if first.outcome in (Outcome.INTERRUPTED, Outcome.TIME):
             return Trained(first.x, 0.0, first.history, first.outcome, float("nan"))
         x0 = first.x
     measure = None if dev is None else Missed(model, dev, name, cutoff)
@@ -219,5 +226,5 @@ def parse_metric(text: str) -> tuple[str, int]:
     """
     name, _, cutoff = str(text).partition("@")
     if name not in METRICS or not cutoff.isdigit() or int(cutoff) < 1:
-        raise ValueError(f"a metric must be one of {list(METRICS)} with a cutoff, as 'ndcg@10', got {text!r}")
+        raise ValueError(f"watch must be one of {list(METRICS)} with a cutoff, as 'ndcg@10', got {text!r}")
     return name, int(cutoff)
