@@ -23,7 +23,7 @@ from bilevax.applications.ranking import (
     summarize,
 )
 from bilevax.applications.ranking.presets import tuned
-from bilevax.data import generate
+from bilevax.data import DataError, generate
 from bilevax.experiments import ndcg, ndcg_speed, ndcg_tune
 
 FORMS = ("squared hinge + logarithmic", "logistic + power")
@@ -269,6 +269,38 @@ def test_paired_differences_are_over_users_of_means_over_seeds():
     assert mean == pytest.approx(difference.mean())
     assert error == pytest.approx(difference.std(ddof=1) / np.sqrt(49))
     assert jax.tree.leaves(made(one).means("ndcg@10"))[0].shape == (3,)
+
+
+def test_a_search_and_the_table_by_commands(small, tmp_path):
+    """What a search finds is what the table can be made with."""
+    pytest.importorskip("typer", reason="the command line needs typer")
+    from typer.testing import CliRunner
+
+    from bilevax.cli import app
+
+    def run(*words):
+        return CliRunner().invoke(app, [*words, "--method", "softmax", "--quick", "--out", str(tmp_path)])
+
+    assert run("tune", "small").exit_code == 0
+    best = tmp_path / "tune-small" / "best.json"
+    result = run("reproduce", "ndcg", "--data", "small", "--numbers", str(best))
+    assert result.exit_code == 0, result.output
+    used = json.loads((tmp_path / "ndcg" / "settings.json").read_text())["settings"]["numbers"]
+    assert used == json.loads(best.read_text())
+    for text, words in (
+        ("{", "must be a JSON file"),
+        ("[]", "by method"),
+        ('{"magic": {}}', "got ['magic']"),
+    ):
+        best.write_text(text)
+        result = run("reproduce", "ndcg", "--data", "small", "--numbers", str(best))
+        assert result.exit_code == 1
+        assert words in " ".join(result.output.split())
+
+
+def test_a_gap_that_nobody_has_the_ratings_for_is_refused(small):
+    with pytest.raises(DataError, match="a gap of 500 takes users with 511 ratings, got none"):
+        ndcg.load_parts("small", gap=500)
 
 
 @pytest.mark.skipif("BILEVAX_DATA" not in os.environ, reason="BILEVAX_DATA names no folder with ml-1m.zip")

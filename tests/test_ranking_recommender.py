@@ -229,9 +229,7 @@ def test_what_is_saved_is_what_is_loaded(fitted, tmp_path):
         TopKRecommender.load(tmp_path / "empty.npz")
     with np.load(tmp_path / "recommender.npz") as file:
         np.savez(tmp_path / "half.npz", **{name: file[name] for name in file.files if name != "offsets"})
-    with pytest.raises(
-        ValueError, match=r"must be a file that save\(\) wrote, got one without \['offsets'\]"
-    ):
+    with pytest.raises(ValueError, match=r"that save\(\) wrote, got one without \['offsets'\]"):
         TopKRecommender.load(tmp_path / "half.npz")
 
 
@@ -303,12 +301,12 @@ def test_a_configuration_may_be_a_file(tmp_path):
         (
             {"settings": {"learning_rate": -1.0}},
             ValueError,
-            r"learning_rate must lie in \(0.0, ∞\), got -1.0",
+            r"learning_rate must lie in \(0.0, ∞\), got",
         ),
         (
             {"settings": {"learning_rate": "a"}},
             TypeError,
-            "learning_rate must be a number or a schedule, got str",
+            "learning_rate must be a number .*, got str",
         ),
         ({"settings": {"weight_decay": -1.0}}, ValueError, "weight_decay must lie in"),
         ({"method": "lambdarank", "settings": {"temperature": -1.0}}, ValueError, "temperature must lie in"),

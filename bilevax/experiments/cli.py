@@ -78,6 +78,9 @@ def ndcg(
     method: Annotated[list[str] | None, typer.Option(help="methods; all if left out")] = None,
     seeds: Annotated[int, typer.Option(help="runs per method, side by side")] = 5,
     epochs: Annotated[int, typer.Option(help="of every run")] = 250,
+    numbers: Annotated[
+        Path | None, typer.Option(help="numbers by method, such as the best.json of `bilevax tune`")
+    ] = None,
     seed: Seed = 0,
     out: Out = RESULTS,
     quick: Quick = False,
@@ -90,7 +93,7 @@ def ndcg(
     if quick:
         settings = dataclasses.replace(settings, users=200, seeds=2, epochs=2, warm_up=1, every=1, width=8)
     with errors_as_messages():
-        ndcg.run(settings, out / "ndcg", quick=quick)
+        ndcg.run(settings, out / "ndcg", quick=quick, numbers=numbers and ndcg.read_numbers(numbers))
 
 
 @reproduce_app.command()

@@ -285,6 +285,24 @@ def _line(one: Trainings) -> str:
     return "  ".join(f"{name} {spread(one.means(name))}" for name in one.test if name.startswith("ndcg"))
 
 
+def read_numbers(path: str | Path) -> dict[str, dict[str, Any]]:
+    """Numbers by method from a JSON file.
+
+    Raises:
+      ValueError: if it is none, or names something that is no method.
+    """
+    try:
+        found = json.loads(Path(path).read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"numbers must be a JSON file, got {path}: {error}") from error
+    if not (isinstance(found, dict) and all(isinstance(one, dict) for one in found.values())):
+        raise ValueError(f"numbers must hold a table of numbers by method, got another thing in {path}")
+    unknown = sorted(set(found) - set(METHODS))
+    if unknown:
+        raise ValueError(f"numbers must be of methods among {list(METHODS)}, got {unknown} in {path}")
+    return found
+
+
 def main() -> None:
     """`python -m bilevax.experiments.ndcg`: for machines without the command-line extras."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -300,7 +318,7 @@ def main() -> None:
     given = parser.parse_args()
     fields = {field.name for field in dataclasses.fields(Settings)}
     chosen: dict[str, Any] = {name: value for name, value in vars(given).items() if name in fields}
-    numbers = json.loads(Path(given.numbers).read_text("utf-8")) if given.numbers else None
+    numbers = given.numbers and read_numbers(given.numbers)
     chosen["methods"] = tuple(given.methods)
     run(Settings(**chosen), given.out, numbers=numbers)
 

@@ -73,7 +73,8 @@ class Settings:
       repeats: with how many other seeds; 0 takes the best trial as it is.
       positives: P of every list.
       averaging: epochs over which every model is averaged.
-      gap: how many items of every user, those before the development items, are left out of training.
+      gap: how many items of every user, those before the development items, are left out of training; users
+        with less than 11 ratings beside them are left out altogether.
       forms: the choices of the bilevel methods: a surrogate and a discount, with a plus between them.
       width: of the model's vectors.
       users: use only the first so many users; None takes all.
@@ -158,7 +159,9 @@ def tune(
         report.fact(name, fact)
     _keep(folder, rows, best)  # from here on the folder's trials are of these settings
     runs = max(settings.trials, settings.finalists * settings.repeats)
-    search = _Search(settings, load_parts(settings.data, runs, settings.users, gap=settings.gap))
+    parts = load_parts(settings.data, runs, settings.users, gap=settings.gap)
+    report.fact("users with enough ratings", parts.train.users)
+    search = _Search(settings, parts)
     for method in settings.methods:
         began = time.perf_counter()
         choices: list[dict[str, Any]] = forms if method in BILEVEL else [{}]
