@@ -298,6 +298,14 @@ def test_a_search_and_the_table_by_commands(small, tmp_path):
         assert words in " ".join(result.output.split())
 
 
+def test_a_catalogue_smaller_than_the_tables_cutoffs_can_be_searched(tmp_path, monkeypatch):
+    table = generate.interactions(20, 40, 480, seed=0).table
+    monkeypatch.setattr(ndcg, "load_interactions", lambda name: table)
+    plan = {"trials": 2, "epochs": 1, "every": 1, "finalists": 1, "repeats": 0, "width": 2, "positives": 3}
+    best = ndcg_tune.tune(ndcg_tune.Settings(data="few", methods=("softmax",), gap=1, **plan), tmp_path)
+    assert best["softmax"]["positives"] == 3
+
+
 def test_a_gap_that_nobody_has_the_ratings_for_is_refused(small):
     with pytest.raises(DataError, match="a gap of 500 takes users with 511 ratings, got none"):
         ndcg.load_parts("small", gap=500)

@@ -255,6 +255,21 @@ def test_a_warm_up_has_numbers_of_its_own_and_its_share_of_the_time(parts):
     assert cut.epoch == 0
 
 
+def test_the_warm_up_of_a_recommender_has_the_numbers_found_for_softmax(table, monkeypatch):
+    seen = {}
+
+    def watched(*arguments, **options):
+        seen.update(options)
+        return train(*arguments, **options)
+
+    monkeypatch.setattr("bilevax.applications.ranking.recommender.train", watched)
+    settings = {"users_per_step": 20, "positives": 4, "negatives": 12}
+    plan = {"model": "mf", "width": 2, "epochs": 1, "warm_up": 1, "held_out": 0, "settings": settings}
+    TopKRecommender("song", **plan).fit(table, progress=None)
+    numbers = tuned("ml-1m", "softmax") | settings
+    assert {name: getattr(seen["warm_settings"], name) for name in numbers} == numbers
+
+
 def test_strings_as_ids_and_tables_without_ratings():
     rng = np.random.default_rng(0)
     users = np.repeat([f"user {n}" for n in range(12)], 8)
