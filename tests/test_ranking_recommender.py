@@ -323,6 +323,12 @@ def test_a_configuration_may_be_a_file(tmp_path):
             TypeError,
             "learning_rate must be a number .*, got str",
         ),
+        (
+            {"settings": {"averaging": lambda step: 1.0}},
+            TypeError,
+            "averaging must be a number, got",
+        ),
+        ({"settings": {"gate": lambda step: 1.0}}, TypeError, "gate must be a number, got function"),
         ({"settings": {"weight_decay": -1.0}}, ValueError, "weight_decay must lie in"),
         ({"method": "lambdarank", "settings": {"temperature": -1.0}}, ValueError, "temperature must lie in"),
         ({"method": "softmax", "settings": {"cutoff": -3}}, ValueError, "cutoff must be at least 1, got -3"),

@@ -55,6 +55,8 @@ CORRECTED: dict[str, Range] = {"gamma": (0.01, 1.0)}
 
 JUDGED, REPEATED = "dev ndcg@10", "dev ndcg@10, other seeds"
 MEASURED = ("method", JUDGED, REPEATED, "epoch")
+# In a resumed search; trials are compared one by one.
+_MAY_DIFFER = ("methods", "trials", "finalists", "forms")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -298,20 +300,8 @@ def _found(
     facts, rows, best = (
         json.loads((folder / f"{name}.json").read_text("utf-8")) for name in ("settings", "trials", "best")
     )
-    same = (
-        "data",
-        "epochs",
-        "warm_up",
-        "every",
-        "seed",
-        "repeats",
-        "positives",
-        "averaging",
-        "gap",
-        "width",
-        "users",
-    )
-    mine = {name: getattr(settings, name) for name in same} | common
+    same = {field.name for field in dataclasses.fields(Settings)} - set(_MAY_DIFFER)
+    mine = {name: getattr(settings, name) for name in sorted(same)} | common
     theirs = facts["settings"] | _only(facts, *common)
     for name, value in mine.items():
         if theirs.get(name, "nothing") != value:

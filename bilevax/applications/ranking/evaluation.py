@@ -112,9 +112,8 @@ def hold_out(
     rows = np.concatenate([row_of[part.owners()] for part in seen] or [row_of[:0]])
     left_out = np.concatenate([np.asarray(part.items) for part in seen] or [row_of[:0]])
     order = np.argsort(rows, kind="stable")
-    order = order[
-        np.searchsorted(rows, np.int32(0), sorter=order) :
-    ]  # users without held-out pairs come first
+    # Users without held-out pairs come first.
+    order = order[np.searchsorted(rows, np.int32(0), sorter=order) :]
     left_out = left_out[order]
     group_of, row = np.divmod(rows[order], np.int32(size))
     counts = np.bincount(group_of, minlength=groups)

@@ -113,16 +113,24 @@ class Settings:
             raise ValueError(f"surrogate must be one of {list(SURROGATES)}, got {self.surrogate!r}")
         if self.discount not in DISCOUNTS:
             raise ValueError(f"discount must be one of {list(DISCOUNTS)}, got {self.discount!r}")
-        check_evenness(self.evenness)
-        for name in ("learning_rate", "temperature", "softness", "ridge", "gate", "depth", "threshold_step"):
-            checks.coefficient(name, getattr(self, name), optional=False)
+        for name in ("temperature", "softness", "ridge", "gate", "depth", "threshold_step"):
+            checks.coefficient(name, self._number(name), optional=False)
+        for name in ("averaging", "focus"):
+            checks.coefficient(name, self._number(name), zero=True)
+        checks.coefficient("rivals", self._number("rivals"), high=1.0, zero=True, optional=False)
+        check_evenness(self._number("evenness"))
+        # What is left is for a solver or its upper step, and may be a schedule.
+        checks.coefficient("learning_rate", self.learning_rate, optional=False)
         for name in ("weight_decay", "gamma", "threshold_gamma"):
             checks.coefficient(name, getattr(self, name), zero=True, optional=False)
         for name in ("alpha", "beta", "threshold_alpha"):
             checks.coefficient(name, getattr(self, name), high=1.0, optional=False)
-        for name in ("averaging", "focus"):
-            checks.coefficient(name, getattr(self, name), zero=True)
-        checks.coefficient("rivals", self.rivals, high=1.0, zero=True, optional=False)
+
+    def _number(self, name: str) -> Any:
+        value = getattr(self, name)
+        if callable(value):
+            raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+        return value
 
     def replace(self, **changes: Any) -> Settings:
         """The settings with some changed.
