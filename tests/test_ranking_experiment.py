@@ -103,6 +103,7 @@ def test_a_bilevel_method_is_tuned_in_all_its_forms(small, tmp_path, monkeypatch
     runs = []
 
     def train(ratings, model, method, numbers, columns, *, keys, **plan):
+        search.pairs = ratings.pairs
         runs.append((numbers.surrogate, numbers.discount, len(keys)))
         score = {"logarithmic": 0.2, "power": 0.1 if len(runs) == 2 else 0.3}[numbers.discount]
         dev = np.full((len(keys), 1), score)
@@ -155,6 +156,7 @@ def searched(small, tmp_path, monkeypatch):
     class Search:
         runs: ClassVar[list] = []
         cut: int | None = None
+        pairs: int = 0
         settings = ndcg_tune.Settings(
             data="small", methods=("softmax",), trials=4, finalists=2, repeats=2, warm_up=0
         )
@@ -215,6 +217,13 @@ def test_a_search_that_was_cut_ends_as_one_that_was_not(searched, cut):
     assert searched(**plan) == whole
     assert searched.trials()[1] == rows
     assert count <= len(done) + len(searched.runs) <= count + 1  # a repeat of one form may be done twice
+
+
+@pytest.mark.parametrize("gap", [0, 3])
+def test_trials_are_trained_without_the_gap(searched, gap):
+    searched(resume=False, gap=gap)
+    assert searched.pairs == ndcg.load_parts("small", gap=gap).train.pairs
+    assert (searched.pairs == ndcg.load_parts("small").train.pairs) == (gap == 0)
 
 
 def test_trials_of_another_search_are_not_taken(searched, tmp_path, monkeypatch):
