@@ -103,7 +103,6 @@ def test_a_bilevel_method_is_tuned_in_all_its_forms(small, tmp_path, monkeypatch
     runs = []
 
     def train(ratings, model, method, numbers, columns, *, keys, **plan):
-        search.pairs = ratings.pairs
         runs.append((numbers.surrogate, numbers.discount, len(keys)))
         score = {"logarithmic": 0.2, "power": 0.1 if len(runs) == 2 else 0.3}[numbers.discount]
         dev = np.full((len(keys), 1), score)
@@ -172,6 +171,7 @@ def searched(small, tmp_path, monkeypatch):
     search = Search()
 
     def train(ratings, model, method, numbers, columns, *, keys, **plan):
+        search.pairs = ratings.pairs
         if search.cut == len(search.runs):
             raise StoppedError
         search.runs.append((method, len(keys)))
