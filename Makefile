@@ -19,7 +19,7 @@ endif
 .PHONY: demo test fuzz lint format bench clean
 
 demo: .venv/experiments
-	$(bin)/python -m bilevax.demo
+	$(bin)/python -m bilevax.experiments.demo
 
 test: .venv/dev
 	XLA_FLAGS="$$(echo $$XLA_FLAGS $(TEST_XLA_FLAGS))" $(bin)/python -m pytest $(PYTEST_ARGS)

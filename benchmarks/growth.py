@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import bilevax as bx
-from bilevax.chunks import compiled_chunk, compiled_init, numbers_as_arrays
+from bilevax._run.chunks import compiled_chunk, compiled_init, numbers_as_arrays
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import scipy.sparse as sp
 from sklearn.datasets import load_svmlight_file
 
 import bilevax as bx
-from bilevax.chunks import compiled_chunk, compiled_init, numbers_as_arrays
+from bilevax._run.chunks import compiled_chunk, compiled_init, numbers_as_arrays
 
 WIDTHS = {"a8a": 123, "w8a": 300}
 REGULARIZATION = 1e-3

@@ -36,7 +36,7 @@ from jax import Array
 import bilevax as bx
 from benchmarks import hyperopt
 from benchmarks.track import Track, follow
-from bilevax.chunks import compiled_chunk, compiled_init, numbers_as_arrays
+from bilevax._run.chunks import compiled_chunk, compiled_init, numbers_as_arrays
 
 BLOCKS, TENTH = 100, 10
 PEERS = {"all": (BLOCKS, None, None), "blocks": (10, None, None), "mini-batch": (10, 2048, 512)}

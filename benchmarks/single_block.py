@@ -38,8 +38,8 @@ import optax
 
 import bilevax as bx
 from benchmarks.single_block_cases import CASES, Case
-from bilevax.chunks import compiled_chunk, compiled_init, numbers_as_arrays
-from bilevax.oracles import count_oracles, count_rows
+from bilevax._run.chunks import compiled_chunk, compiled_init, numbers_as_arrays
+from bilevax._step.oracles import count_oracles, count_rows
 
 BATCH = 64
 METHODS: dict[str, Callable[..., Any]] = {

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bilevax.chunks import compiled_chunk, compiled_init, numbers_as_arrays
+from bilevax._run.chunks import compiled_chunk, compiled_init, numbers_as_arrays
 from bilevax.experiments.theorems import lanes
 from bilevax.experiments.theorems.problems import initial_rows, make_family, make_plan
 from bilevax.experiments.theorems.scalings import METHODS, Sampling

@@ -1,20 +1,22 @@
 """Stochastic multi-block bilevel optimization in JAX."""
 
 from bilevax import theory
-from bilevax.averaging import averaged
-from bilevax.checkpoint import CheckpointError
-from bilevax.chunks import advance
+from bilevax._problem.dot import dot
+from bilevax._problem.levels import argmin, mean
+from bilevax._problem.problem import Problem
+from bilevax._problem.rows import Batch, PerBlock, Rows, Shared
+from bilevax._problem.stream import Stream
+from bilevax._run.checkpoint import CheckpointError
+from bilevax._run.chunks import advance
+from bilevax._run.logs import JsonLines, Log, TensorBoard
+from bilevax._run.memory_estimate import MemoryEstimate, memory_estimate
+from bilevax._run.minimize import minimize
+from bilevax._run.outcome import DivergedError, Outcome
+from bilevax._run.run import Best, Result
+from bilevax._run.sweep import Sweep, grid, sweep
+from bilevax._step.averaging import averaged
+from bilevax._step.oracles import Oracles
 from bilevax.diagnostics import Residuals, hypergradient, objective, residuals, solve_lower
-from bilevax.dot import dot
-from bilevax.logs import JsonLines, Log, TensorBoard
-from bilevax.memory_estimate import MemoryEstimate, memory_estimate
-from bilevax.minimize import minimize
-from bilevax.oracles import Oracles
-from bilevax.outcome import DivergedError, Outcome
-from bilevax.problem import Problem, argmin, mean
-from bilevax.restart import Restart
-from bilevax.rows import Batch, PerBlock, Rows, Shared
-from bilevax.run import Best, Result
 from bilevax.solvers import (
     KSONG,
     MMBO,
@@ -30,8 +32,7 @@ from bilevax.solvers import (
     Recipe,
     State,
 )
-from bilevax.stream import Stream
-from bilevax.sweep import Sweep, grid, sweep
+from bilevax.solvers.restart import Restart
 from bilevax.version import __version__ as __version__
 
 __all__ = [

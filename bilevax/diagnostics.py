@@ -11,8 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax import checks
-from bilevax.exact import (
+from bilevax._problem.levels import Argmin, Mean
+from bilevax._problem.problem import Problem
+from bilevax._step.state import State
+from bilevax._truth.exact import (
     Plan,
     all_rows,
     group_size,
@@ -23,11 +25,10 @@ from bilevax.exact import (
     solved,
     upper_mean,
 )
-from bilevax.problem import Argmin, Mean, Problem
-from bilevax.shapes import inferred
+from bilevax._truth.shapes import inferred
+from bilevax._util import checks
+from bilevax._util.trees import PyTree, combine, norm, result_dtype
 from bilevax.solvers.start import checked_start
-from bilevax.solvers.state import State
-from bilevax.trees import PyTree, combine, norm, result_dtype
 
 
 class Residuals(eqx.Module):

@@ -11,7 +11,7 @@ import math
 from dataclasses import astuple, dataclass, fields
 from typing import Any, SupportsFloat
 
-from bilevax.checks import whole_number
+from bilevax._util.checks import whole_number
 
 _FROM_THE_OTHERS: Any = None
 # τL_g. C_8 ∝ 1/(2τ) − 3L_g/4 vanishes at the allowed τ = 2/(3L_g); half of that maximises C_8 τ².

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 
 import bilevax as bx
-from bilevax.processes import on_host
+from bilevax._util.processes import on_host
 
 BLOCKS, PER_STEP, BATCH, STRATA, D_X, D_Y = 16, 8, 2, 8, 4, 3
 

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import bilevax as bx
-from bilevax.averaging import average_of
+from bilevax._step.averaging import average_of
 
 PLAN = {"blocks_per_step": 2, "batch_size": 3, "progress": None}
 

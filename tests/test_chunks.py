@@ -8,8 +8,8 @@ import pytest
 from closed_forms import Quadratic
 
 import bilevax as bx
-from bilevax import chunks
-from bilevax.memory import Reading
+from bilevax._run import chunks
+from bilevax._step.clocks import CompensatedSum
 
 CASE = Quadratic(m=4, d_x=3, d_y=2, rows=20)
 
@@ -29,7 +29,7 @@ def loops():
 
         @eqx.filter_jit
         def run(solver, state, steps):
-            total = Reading(jnp.zeros(()), jnp.zeros(()))
+            total = CompensatedSum(jnp.zeros(()), jnp.zeros(()))
             return chunks._loop(solver, CASE.problem, state, steps, total)
 
         with pytest.MonkeyPatch.context() as patch:

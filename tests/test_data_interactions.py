@@ -6,14 +6,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from bilevax.data import (
-    DataError,
-    load_interactions,
-    make_interactions,
-    split_last,
-    split_ratio,
-    split_time,
-)
+from bilevax.data import DataError, load_interactions, make_interactions, split_last, split_ratio, split_time
 
 # user, item, rating, time; ids with holes
 ROWS = [(7, 300, 4, 50), (2, 300, 5, 10), (7, 12, 1, 20), (2, 12, 3, 11), (7, 44, 2, 20)]

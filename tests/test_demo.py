@@ -6,7 +6,7 @@ import pytest
 for needed in ("sklearn", "matplotlib", "rich"):
     pytest.importorskip(needed, reason="the demo needs the experiments extra")
 
-from bilevax import demo  # noqa: E402
+from bilevax.experiments import demo  # noqa: E402
 
 
 def test_demo_prints_its_table_and_draws_its_plot(tmp_path, capsys):

@@ -9,7 +9,7 @@ import pytest
 from reference import algorithms, problems
 
 import bilevax as bx
-from bilevax import exact
+from bilevax._truth import exact
 
 ARGMIN = [problems.QuadraticBlocks, problems.LogisticHyper]
 RAGGED = pytest.mark.parametrize("ragged", [False, True])

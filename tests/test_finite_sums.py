@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import bilevax as bx
-from bilevax.groups import Groups
-from bilevax.solvers import table
+from bilevax._problem.groups import Groups
+from bilevax.solvers import gradient_table
 from bilevax.testing import quadratic_blocks, ridge_blocks
 
 KEY = jax.random.key(0)
@@ -131,10 +131,10 @@ def test_a_table_may_start_from_zero():
 def test_a_table_that_does_not_fit_is_refused_with_its_bytes(monkeypatch):
     # By y of f; by x, y and v of g in 3 groups; 4 blocks of 3 numbers of 4 bytes.
     need = 4 * (1 + 3 * 3) * 3 * 4
-    monkeypatch.setattr(table, "available_bytes", lambda: need - 1)
+    monkeypatch.setattr(gradient_table, "available_bytes", lambda: need - 1)
     with pytest.raises(MemoryError, match=f"need {need} bytes, the device has {need - 1}"):
         saga_state(plain(upper_sees_x=False))
-    monkeypatch.setattr(table, "available_bytes", lambda: need)
+    monkeypatch.setattr(gradient_table, "available_bytes", lambda: need)
     saga_state(plain(upper_sees_x=False))
 
 

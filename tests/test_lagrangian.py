@@ -9,9 +9,9 @@ import pytest
 from reference import problems
 
 import bilevax as bx
-from bilevax.lagrangian import Point, gradients, hessians, upper_gradients
-from bilevax.problem import Argmin
-from bilevax.sampling import make_sampler
+from bilevax._problem.levels import Argmin
+from bilevax._problem.sampling import make_sampler
+from bilevax._step.lagrangian import Point, gradients, hessians, upper_gradients
 
 FAMILIES = [problems.QuadraticBlocks, problems.LogisticHyper, problems.MeanBlocks, problems.Mixed]
 BLOCKS = np.array([3, 0, 4])

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import bilevax as bx
-from bilevax import chunks
+from bilevax._run import chunks
 
 D_X, D_Y, ROWS = 50, 6, 40
 

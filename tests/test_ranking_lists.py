@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import bilevax as bx
+from bilevax._problem.stream import Stream
 from bilevax.applications.ranking import Lists, Logistic, Ratings, Sigmoid, SquaredHinge
 from bilevax.applications.ranking.lists import List, full_list, sample_distinct
 from bilevax.applications.ranking.objective import Rank, Threshold, estimated_ranks, make_queries
-from bilevax.stream import Stream
 
 ITEMS = 7
 OWN = [[1, 4, 6], [0, 2, 3, 5], [3, 2], list(range(ITEMS))]

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bilevax._problem.stream import Stream
 from bilevax.applications.ranking import LOSSES, Ratings, Settings, make_list_problem, make_method
 from bilevax.applications.ranking.lists import List
 from bilevax.applications.ranking.losses import Listing, score_list
 from bilevax.applications.ranking.neural_sort import relaxed_sort
-from bilevax.stream import Stream
 
 P, B = 5, 12
 

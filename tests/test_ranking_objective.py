@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import bilevax as bx
+from bilevax._problem.rows import Batch
 from bilevax.applications.ranking import (
     FreshBSVRBv1,
     FreshKSONG,
@@ -27,7 +28,6 @@ from bilevax.applications.ranking import (
 from bilevax.applications.ranking.lists import full_list
 from bilevax.applications.ranking.objective import estimated_ranks, focused
 from bilevax.applications.ranking.ratings import gain
-from bilevax.rows import Batch
 
 USERS, ITEMS, OWNED = 5, 9, 4
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import bilevax as bx
+from bilevax._run.progress import Silent
 from bilevax.applications.ranking import (
     METHODS,
     MF,
@@ -25,7 +26,6 @@ from bilevax.applications.ranking import (
 from bilevax.applications.ranking.presets import tuned
 from bilevax.applications.ranking.recommender import as_interactions
 from bilevax.data import DataError, generate, make_interactions, split_last
-from bilevax.progress import Silent
 
 SMALL = {
     "users_per_step": 20,

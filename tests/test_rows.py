@@ -13,7 +13,7 @@ import pytest
 from closed_forms import Quadratic
 
 import bilevax as bx
-from bilevax import compact
+from bilevax._problem import bits
 
 
 def draws(data):
@@ -51,7 +51,7 @@ def test_packed_rows_give_the_same_batches(monkeypatch):
     array = np.random.default_rng(0).integers(0, 2, (2000, 60)).astype(np.float32)
     offsets = np.arange(6) * 400
     packed = [draws(bx.Shared(array)), draws(bx.PerBlock(array, offsets))]
-    monkeypatch.setattr(compact, "LARGE", 10**9)
+    monkeypatch.setattr(bits, "LARGE", 10**9)
     plain = [draws(bx.Shared(array)), draws(bx.PerBlock(array, offsets))]
     for one, other in zip(packed, plain, strict=True):
         assert one.dtype == other.dtype

@@ -16,9 +16,9 @@ import sharded_program as program
 from devices import several_devices
 
 import bilevax as bx
-from bilevax.digest import SMALL, checksum
-from bilevax.sampling import Sampler, make_sampler
-from bilevax.stream import Stream
+from bilevax._problem.sampling import Sampler, make_sampler
+from bilevax._problem.stream import Stream
+from bilevax._run.digest import SMALL, checksum
 
 TESTS = Path(__file__).parent
 TOLERANCE = 1e-5

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import bilevax as bx
-from bilevax.problem import Mean
+from bilevax._problem.levels import Mean
 from bilevax.testing import FAMILIES
 
 SMALL = {"m": 3, "d_x": 2, "d_y": 3, "rows": 4}

@@ -15,13 +15,14 @@ from typer.testing import CliRunner
 
 import bilevax as bx
 import bilevax.testing
+from bilevax._step.clocks import Clock, Clocks, CompensatedSum
+from bilevax._step.slots import Memory, Moving
+from bilevax._step.trackers import Rates, Visit
 from bilevax.cli import app
-from bilevax.curvature import Rates, Visit
 from bilevax.experiments.theorems import choices
 from bilevax.experiments.theorems.answers import QUESTIONS, Grid, Settings
 from bilevax.experiments.theorems.problems import make_family, stationary_point
 from bilevax.experiments.theorems.variants import EagerSolve, ExtraBatchBSVRBv1, SameBatchBSVRBv1
-from bilevax.memory import Clock, Clocks, Memory, Moving, Reading
 
 KINDS = (bx.BSVRBv1, SameBatchBSVRBv1, ExtraBatchBSVRBv1)
 VERSION_1 = {"upper_step": 0.1, "lower_step": 0.1, "alpha": 0.3, "beta": 0.3, "floor": 0.5}
@@ -44,7 +45,7 @@ def test_an_eager_projection_is_one_in_every_missed_step():
     for _ in range(8):
         clock = clock.advance(jnp.asarray(step))
     behind = jnp.asarray([step * (8 - one) for one in missed], jnp.float32)
-    moving = Moving(jnp.asarray(value), jnp.asarray(slope), Reading(behind, jnp.zeros(3)))
+    moving = Moving(jnp.asarray(value), jnp.asarray(slope), CompensatedSum(behind, jnp.zeros(3)))
     rates = Rates(*[None] * 5, inverse_step=step, radius=radius, floor=None)
     visit = Visit(Memory(y=moving, v=moving), Clocks(clock, clock), rates, jnp.asarray(8), "y", True, True, 1)
     now, before = EagerSolve().directions(visit, [])

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import bilevax as bx
 import bilevax.testing
-from bilevax.chunks import compiled_init
+from bilevax._run.chunks import compiled_init
 from bilevax.cli import app
 from bilevax.experiments.report import Report
 from bilevax.experiments.theorems import error_terms, lanes, rates, restarts

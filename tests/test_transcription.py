@@ -17,9 +17,9 @@ from jax import Array
 from reference import algorithms, finite_sums, problems
 
 import bilevax as bx
-from bilevax.memory import Moving
-from bilevax.packing import Table, pack
-from bilevax.sampling import SECOND_BLOCKS
+from bilevax._problem.sampling import SECOND_BLOCKS
+from bilevax._step.slot_table import SlotTable, pack
+from bilevax._step.slots import Moving
 from bilevax.solvers.rsvrb import Pieces, Tracked, _catch_up
 
 STEPS = 200
@@ -218,7 +218,7 @@ def replaced(state, start):
     memory = state.levels[name]
     if not isinstance(memory.y, Moving):
         return state
-    packed = isinstance(memory, Table)
+    packed = isinstance(memory, SlotTable)
     memory = memory.memory if packed else memory
     memory = eqx.tree_at(lambda memory: memory.y.slope, memory, start["s"])
     if isinstance(memory, Tracked):

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bilevax.cli_errors import errors_as_messages
+from bilevax._util.cli_errors import errors_as_messages
 from bilevax.data.locate import obtain
 from bilevax.data.registry import ENTRIES, Entry, entry_of, found
 

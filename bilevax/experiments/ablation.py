@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import bilevax as bx
-from bilevax.estimators import msvr_gamma
+from bilevax._step.estimators import msvr_gamma
 from bilevax.experiments import validation
 from bilevax.experiments.report import Report
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from bilevax.cli_errors import errors_as_messages
+from bilevax._util.cli_errors import errors_as_messages
 
 reproduce_app = typer.Typer(no_args_is_help=True, help="The paper's experiments: tables, plots and settings.")
 

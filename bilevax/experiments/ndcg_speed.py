@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bilevax._run.chunks import compiled_chunk, compiled_init, numbers_as_arrays
 from bilevax.applications.ranking import NeuMF, make_method
 from bilevax.applications.ranking import Settings as Numbers
 from bilevax.applications.ranking.evaluation import Held, mean_metrics
 from bilevax.applications.ranking.methods import steps_per_epoch
 from bilevax.applications.ranking.presets import tuned
-from bilevax.chunks import compiled_chunk, compiled_init, numbers_as_arrays
 from bilevax.experiments.ndcg import CUTOFFS, Parts, load_parts
 from bilevax.experiments.report import Report, markdown
 

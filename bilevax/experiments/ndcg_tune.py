@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bilevax import checks
+from bilevax._util import checks
 from bilevax.applications.ranking import BILEVEL, METHODS, NeuMF, train_many
 from bilevax.applications.ranking import Settings as Numbers
 from bilevax.applications.ranking.methods import DISCOUNTS, SURROGATES

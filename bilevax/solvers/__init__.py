@@ -1,5 +1,6 @@
 """The methods: one short file each, over the one step of `recipe`."""
 
+from bilevax._step.state import Info, State
 from bilevax.solvers.block_page import BlockPAGE
 from bilevax.solvers.block_saga import BlockSAGA
 from bilevax.solvers.bsvrb_v1 import BSVRBv1
@@ -11,7 +12,6 @@ from bilevax.solvers.recipe import Recipe
 from bilevax.solvers.rsvrb import RSVRB
 from bilevax.solvers.soba import SOBA
 from bilevax.solvers.song import SONG
-from bilevax.solvers.state import Info, State
 
 __all__ = [
     "KSONG",

@@ -9,21 +9,23 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax import checks
-from bilevax.curvature import Identity, TrackedSolve, Tracker, Visit
-from bilevax.memory import Memory, Moving, after
-from bilevax.oracles import Oracles, count_pass, count_visits, rows_per_visit
-from bilevax.problem import Mean, Problem
-from bilevax.rows import PerBlock, Shared
-from bilevax.sampling import START, Sampler
-from bilevax.solvers.coefficients import Coefficient
+from bilevax._problem.levels import Mean
+from bilevax._problem.problem import Problem
+from bilevax._problem.rows import PerBlock, Shared
+from bilevax._problem.sampling import START, Sampler
+from bilevax._problem.stream import Stream
+from bilevax._step.coefficients import Coefficient
+from bilevax._step.oracles import Oracles, count_pass, count_visits, rows_per_visit
+from bilevax._step.ordering import after
+from bilevax._step.passes import MOST, over_all_blocks
+from bilevax._step.slots import Memory, Moving
+from bilevax._step.state import State
+from bilevax._step.trackers import Identity, TrackedSolve, Tracker, Visit
+from bilevax._util import checks
+from bilevax._util.trees import PyTree, combine, where_slot, zeros_like
 from bilevax.solvers.inputs import check_own_slots
-from bilevax.solvers.passes import MOST, over_all_blocks
 from bilevax.solvers.recipe import Recipe
-from bilevax.solvers.state import State
 from bilevax.solvers.upper import UpperStep
-from bilevax.stream import Stream
-from bilevax.trees import PyTree, combine, where_slot, zeros_like
 
 _COUNTED = 2**12  # steps whose coins are counted together
 _ROWS = 2**18  # rows of blocks that a refresh looks at together

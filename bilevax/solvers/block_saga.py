@@ -7,20 +7,27 @@ from typing import Any, ClassVar
 
 from jax import Array
 
-from bilevax.curvature import Look, TrackedSolve, Tracker, Visit
-from bilevax.groups import groups_of
-from bilevax.lagrangian import Gradients, Point
-from bilevax.oracles import Oracles, count_pass, count_rows
-from bilevax.problem import Problem
-from bilevax.sampling import ROWS, Sample, Sampler
-from bilevax.solvers.coefficients import Coefficient
+from bilevax._problem.groups import groups_of
+from bilevax._problem.problem import Problem
+from bilevax._problem.sampling import ROWS, Sample, Sampler
+from bilevax._step.coefficients import Coefficient
+from bilevax._step.lagrangian import Gradients, Point
+from bilevax._step.oracles import Oracles, count_pass, count_rows
+from bilevax._step.state import State
+from bilevax._step.stored_gradients import Slopes, lower_slopes, upper_slopes
+from bilevax._step.trackers import Look, TrackedSolve, Tracker, Visit
+from bilevax._util.trees import PyTree, combine, zeros_like
+from bilevax.solvers.gradient_table import (
+    UPPER,
+    blank_table,
+    filled_table,
+    grouped_sample,
+    levels_of,
+    parts_of,
+)
 from bilevax.solvers.inputs import check_own_slots
 from bilevax.solvers.recipe import Recipe
-from bilevax.solvers.state import State
-from bilevax.solvers.table import UPPER, blank_table, filled_table, grouped_sample, levels_of, parts_of
 from bilevax.solvers.upper import UpperStep
-from bilevax.stored import Slopes, lower_slopes, upper_slopes
-from bilevax.trees import PyTree, combine, zeros_like
 
 
 class BlockSAGA(Recipe):

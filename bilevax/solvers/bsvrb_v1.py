@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from jax import Array
 
-from bilevax.curvature import TrackedHessian
-from bilevax.solvers.coefficients import Coefficient
+from bilevax._step.coefficients import Coefficient
+from bilevax._step.trackers import TrackedHessian
 from bilevax.solvers.recipe import Recipe
 from bilevax.solvers.upper import UpperStep
 

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bilevax import checks
-from bilevax.curvature import TrackedHessian
-from bilevax.problem import Argmin, Problem
-from bilevax.sampling import Sampler
-from bilevax.trees import PyTree
+from bilevax._problem.levels import Argmin
+from bilevax._problem.problem import Problem
+from bilevax._problem.sampling import Sampler
+from bilevax._step.trackers import TrackedHessian
+from bilevax._util import checks
+from bilevax._util.trees import PyTree
 
 _COEFFICIENTS = (
     "upper_step", "lower_step", "inverse_step", "alpha", "alpha_bar", "beta", "gamma", "gamma_bar", "radius",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from jax import Array
 
-from bilevax.solvers.coefficients import Coefficient
+from bilevax._step.coefficients import Coefficient
 from bilevax.solvers.recipe import Recipe
 from bilevax.solvers.upper import UpperStep
 

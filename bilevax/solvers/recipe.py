@@ -14,20 +14,23 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax import checks
-from bilevax.curvature import Identity, Look, Rates, TrackedHessian, Tracker, Visit
-from bilevax.estimators import moving_average, msvr_gamma, storm
-from bilevax.lagrangian import Point, gradients, upper_gradients
-from bilevax.memory import Clocks, Moving, after
-from bilevax.oracles import Oracles
-from bilevax.problem import Mean, Problem
-from bilevax.sampling import Sample, Sampler, make_sampler
-from bilevax.solvers.coefficients import Coefficient, evaluate, first
+from bilevax._problem.levels import Mean
+from bilevax._problem.problem import Problem
+from bilevax._problem.sampling import Sample, Sampler, make_sampler
+from bilevax._step.clocks import Clocks
+from bilevax._step.coefficients import Coefficient, evaluate, first
+from bilevax._step.estimators import moving_average, msvr_gamma, storm
+from bilevax._step.lagrangian import Point, gradients, upper_gradients
+from bilevax._step.oracles import Oracles
+from bilevax._step.ordering import after
+from bilevax._step.slots import Moving
+from bilevax._step.state import Info, State
+from bilevax._step.trackers import Identity, Look, Rates, TrackedHessian, Tracker, Visit
+from bilevax._util import checks
+from bilevax._util.trees import PyTree, norm, root_mean_square
 from bilevax.solvers.inputs import first_rows
 from bilevax.solvers.start import start_state
-from bilevax.solvers.state import Info, State
 from bilevax.solvers.upper import UpperStep, upper_move
-from bilevax.trees import PyTree, norm, root_mean_square
 
 STACKED = 2**20  # numbers of a point, up to which both points of a step are stacked on an accelerator
 

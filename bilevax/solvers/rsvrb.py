@@ -15,19 +15,22 @@ import optax
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from bilevax import checks
-from bilevax.curvature import raise_eigenvalues, solve, unflatten_slots
-from bilevax.lagrangian import over_blocks
-from bilevax.memory import Clock, Clocks, Moving, Reading, after, gather, project_ball, scatter
-from bilevax.oracles import Oracles
-from bilevax.problem import Argmin, Problem
-from bilevax.sampling import SECOND_BLOCKS, START, Sample, make_sampler
-from bilevax.smoothness import estimate_floor, estimate_smoothness
-from bilevax.solvers.coefficients import evaluate, first
+from bilevax._problem.levels import Argmin
+from bilevax._problem.problem import Problem
+from bilevax._problem.sampling import SECOND_BLOCKS, START, Sample, make_sampler
+from bilevax._step.clocks import Clock, Clocks, CompensatedSum
+from bilevax._step.coefficients import evaluate, first
+from bilevax._step.lagrangian import over_blocks
+from bilevax._step.linear_algebra import raise_eigenvalues, solve, unflatten_slots
+from bilevax._step.oracles import Oracles
+from bilevax._step.ordering import after
+from bilevax._step.slots import Moving, gather, project_ball, scatter
+from bilevax._step.smoothness import estimate_floor, estimate_smoothness
+from bilevax._step.state import Info, State
+from bilevax._util import checks
+from bilevax._util.trees import PyTree, norm, result_dtype, spread, zeros_like
 from bilevax.solvers.inputs import check_coefficients, check_factorable, checked_start, first_rows
-from bilevax.solvers.state import Info, State
 from bilevax.solvers.upper import UpperStep, upper_move
-from bilevax.trees import PyTree, norm, result_dtype, spread, zeros_like
 
 
 class Pieces(eqx.Module):
@@ -52,7 +55,7 @@ class Tracked(eqx.Module):
     y: Moving
     y_before: PyTree
     pieces: Pieces
-    stamp: Reading
+    stamp: CompensatedSum
 
 
 class RSVRB(eqx.Module):
@@ -173,7 +176,7 @@ class RSVRB(eqx.Module):
 
             pieces, slope, z = jax.lax.fori_loop(0, m, look, (pieces, slope, z))
             z = sampler.mean(z)
-        stamp = Reading(jnp.zeros((m,), dtype), jnp.zeros((m,), dtype))
+        stamp = CompensatedSum(jnp.zeros((m,), dtype), jnp.zeros((m,), dtype))
         memory = Tracked(Moving(y, slope, None), y, pieces, stamp)
         clocks = {name: Clocks(Clock.start(dtype), Clock.start(dtype))}
         optimizer = (
@@ -289,7 +292,7 @@ def _pieces(problem: Problem, name: str, x: PyTree, y: PyTree, sample: Sample) -
     return pieces, unflatten_slots(s, y)
 
 
-def _catch_up(memory: Tracked, blocks: Array, time: Reading, floor: Any) -> Pieces:
+def _catch_up(memory: Tracked, blocks: Array, time: CompensatedSum, floor: Any) -> Pieces:
     """The pieces of some blocks, scaled for the steps they were not sampled in."""
     scale = jnp.exp(time - gather(memory.stamp, blocks))
     pieces = jax.tree.map(lambda a: spread(scale, a) * a, gather(memory.pieces, blocks))
@@ -298,7 +301,7 @@ def _catch_up(memory: Tracked, blocks: Array, time: Reading, floor: Any) -> Piec
     return eqx.tree_at(lambda p: p.hessian, pieces, raised)
 
 
-def _tracked_gradient(memory: Tracked, blocks: Array, time: Reading, floor: Any) -> Array:
+def _tracked_gradient(memory: Tracked, blocks: Array, time: CompensatedSum, floor: Any) -> Array:
     return _term(_catch_up(memory, blocks, time, floor)) / blocks.shape[0]
 
 

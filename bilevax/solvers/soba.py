@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from bilevax.curvature import TrackedSolve
-from bilevax.solvers.coefficients import Coefficient
+from bilevax._step.coefficients import Coefficient
+from bilevax._step.trackers import TrackedSolve
 from bilevax.solvers.recipe import Recipe
 from bilevax.solvers.upper import UpperStep
 

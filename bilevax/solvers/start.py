@@ -11,31 +11,20 @@ import numpy as np
 import optax
 from jax import Array
 
-from bilevax.curvature import (
-    Identity,
-    TrackedHessian,
-    TrackedSolve,
-    flatten_slots,
-    raise_eigenvalues,
-    solve,
-    unflatten_slots,
-)
-from bilevax.lagrangian import Point, gradients, hessians, upper_gradients
-from bilevax.memory import Clock, Clocks, Memory, Moving, Reading
-from bilevax.packing import Table, pack
-from bilevax.problem import Problem
-from bilevax.sampling import START, Sample, Sampler
-from bilevax.smoothness import estimate_floor, estimate_smoothness
-from bilevax.solvers.inputs import (
-    check_coefficients,
-    check_factorable,
-    check_hessian_slots,
-    checked_start,
-)
-from bilevax.solvers.passes import over_all_blocks
-from bilevax.solvers.state import State
+from bilevax._problem.problem import Problem
+from bilevax._problem.sampling import START, Sample, Sampler
+from bilevax._step.clocks import Clock, Clocks, CompensatedSum
+from bilevax._step.lagrangian import Point, gradients, hessians, upper_gradients
+from bilevax._step.linear_algebra import flatten_slots, raise_eigenvalues, solve, unflatten_slots
+from bilevax._step.passes import over_all_blocks
+from bilevax._step.slot_table import SlotTable, pack
+from bilevax._step.slots import Memory, Moving
+from bilevax._step.smoothness import estimate_floor, estimate_smoothness
+from bilevax._step.state import State
+from bilevax._step.trackers import Identity, TrackedHessian, TrackedSolve
+from bilevax._util.trees import PyTree, combine, result_dtype, zeros_like
+from bilevax.solvers.inputs import check_coefficients, check_factorable, check_hessian_slots, checked_start
 from bilevax.solvers.upper import way_back
-from bilevax.trees import PyTree, combine, result_dtype, zeros_like
 
 NEVER = -2  # a last visit that no step's predecessor equals
 
@@ -86,7 +75,7 @@ def _blank(tracker: Any, y: PyTree, corrected: bool, lazy: bool, smoothness: Any
     visit = jnp.full((slots,), NEVER, jnp.int32) if corrected else None
 
     def resting(value: PyTree) -> Moving:
-        stamp = Reading(jnp.zeros((slots,), dtype), jnp.zeros((slots,), dtype)) if lazy else None
+        stamp = CompensatedSum(jnp.zeros((slots,), dtype), jnp.zeros((slots,), dtype)) if lazy else None
         return Moving(value, zeros_like(value), stamp)
 
     if isinstance(tracker, Identity):
@@ -124,7 +113,7 @@ def _first_look(
     recipe: Any,
     problem: Problem,
     state: State,
-    levels: dict[str, Table],
+    levels: dict[str, SlotTable],
     sample: Sample,
     estimated: frozenset[str],
 ) -> tuple[dict[str, Memory], PyTree]:

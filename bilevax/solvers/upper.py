@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from bilevax.memory import known_after
-from bilevax.solvers.coefficients import evaluate
-from bilevax.solvers.state import Along, State
-from bilevax.trees import PyTree, combine, result_dtype
+from bilevax._step.coefficients import evaluate
+from bilevax._step.ordering import known_after
+from bilevax._step.state import Along, State
+from bilevax._util.trees import PyTree, combine, result_dtype
 
 UpperStep = float | Callable[[Array], Array] | optax.GradientTransformation
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bilevax.problem import Problem, argmin, mean
+from bilevax._problem.levels import argmin, mean
+from bilevax._problem.problem import Problem
 from bilevax.testing import quadratic_upper
 from bilevax.testing.settings import Draws, Settings, number
 

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from bilevax.checks import whole_number
-from bilevax.rows import PerBlock
+from bilevax._problem.rows import PerBlock
+from bilevax._util.checks import whole_number
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax import checks
+from bilevax._util import checks
 
 
 class Discount(eqx.Module):

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bilevax import checks
+from bilevax._util import checks
 from bilevax.applications.ranking.models import all_scores
 from bilevax.applications.ranking.objective import checked_model
 from bilevax.applications.ranking.ratings import Ratings, gain

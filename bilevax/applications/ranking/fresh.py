@@ -20,14 +20,15 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax.curvature import Look, Visit, track
-from bilevax.estimators import moving_average
-from bilevax.lagrangian import over_blocks
-from bilevax.memory import Memory
-from bilevax.problem import Mean, Problem
-from bilevax.sampling import Sample
+from bilevax._problem.levels import Mean
+from bilevax._problem.problem import Problem
+from bilevax._problem.sampling import Sample
+from bilevax._step.estimators import moving_average
+from bilevax._step.lagrangian import over_blocks
+from bilevax._step.slots import Memory
+from bilevax._step.trackers import Look, Visit, track
+from bilevax._util.trees import PyTree
 from bilevax.solvers import KSONG, SONG, BSVRBv1, Recipe, State
-from bilevax.trees import PyTree
 
 
 class Fresh:

@@ -8,10 +8,10 @@ import equinox as eqx
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax import checks
+from bilevax._problem.rows import Batch, Rows
+from bilevax._problem.stream import Stream
+from bilevax._util import checks
 from bilevax.applications.ranking.ratings import Ratings
-from bilevax.rows import Batch, Rows
-from bilevax.stream import Stream
 
 _POSITIVES, _NEGATIVES, _NOISE = range(3)
 

@@ -17,13 +17,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax import checks
+from bilevax._problem.levels import mean
+from bilevax._problem.problem import Problem
+from bilevax._util import checks
 from bilevax.applications.ranking.lists import List, Lists, stratum_weights
 from bilevax.applications.ranking.models import list_scores
 from bilevax.applications.ranking.neural_sort import relaxed_sort
 from bilevax.applications.ranking.objective import check_evenness, checked_model
 from bilevax.applications.ranking.ratings import Ratings, gain
-from bilevax.problem import Problem, mean
 
 PyTree = Any
 

@@ -16,7 +16,9 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from bilevax import checks
+from bilevax._problem.problem import Problem
+from bilevax._step.averaging import averaged
+from bilevax._util import checks
 from bilevax.applications.ranking.discounts import Discount, Logarithmic, Power
 from bilevax.applications.ranking.fresh import FreshBSVRBv1, FreshKSONG, FreshSONG
 from bilevax.applications.ranking.lists import Lists
@@ -24,10 +26,8 @@ from bilevax.applications.ranking.losses import LOSSES, Listing, make_list_probl
 from bilevax.applications.ranking.objective import check_evenness, make_problem
 from bilevax.applications.ranking.ratings import Ratings
 from bilevax.applications.ranking.surrogates import Logistic, Sigmoid, SquaredHinge, Surrogate
-from bilevax.averaging import averaged
-from bilevax.problem import Problem
-from bilevax.restart import Restart
 from bilevax.solvers import SONG
+from bilevax.solvers.restart import Restart
 
 BILEVEL = ("song", "k-song", "bsvrb v1", "re-bsvrb v1")
 METHODS = (*BILEVEL, *LOSSES)

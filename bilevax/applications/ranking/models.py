@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax import checks
+from bilevax._problem.stream import Stream
+from bilevax._util import checks
 from bilevax.applications.ranking.lists import List
-from bilevax.stream import Stream
 
 PyTree = Any
 

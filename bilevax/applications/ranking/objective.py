@@ -31,13 +31,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax import checks
+from bilevax._problem.levels import argmin, mean
+from bilevax._problem.problem import Problem
+from bilevax._util import checks
 from bilevax.applications.ranking.discounts import Discount, Logarithmic
 from bilevax.applications.ranking.lists import List, Lists, stratum_weights
 from bilevax.applications.ranking.models import list_scores
 from bilevax.applications.ranking.ratings import Ratings, gain
 from bilevax.applications.ranking.surrogates import SquaredHinge, Surrogate
-from bilevax.problem import Problem, argmin, mean
 
 PyTree = Any
 

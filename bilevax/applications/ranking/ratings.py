@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bilevax import checks
+from bilevax._util import checks
 
 _LARGEST = 30  # 2^r − 1 is still far from the limits of a float
 

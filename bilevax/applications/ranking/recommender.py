@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bilevax import checks
+from bilevax._run.history import History
+from bilevax._run.progress import Choice, Progress
+from bilevax._util import checks
 from bilevax.applications.ranking.evaluation import hold_out
 from bilevax.applications.ranking.fitted import Fitted
 from bilevax.applications.ranking.methods import Settings, checked_method
@@ -22,8 +24,6 @@ from bilevax.applications.ranking.stored import load_arrays, save_arrays
 from bilevax.applications.ranking.training import Trained, parse_metric, train
 from bilevax.data import Interactions, load_interactions, make_interactions, split_last
 from bilevax.data.tables import usual_columns
-from bilevax.history import History
-from bilevax.progress import Choice, Progress
 
 MODELS: dict[str, Any] = {"neumf": NeuMF, "mf": MF}
 _KEPT = ("user_ids", "item_ids", "offsets", "items")

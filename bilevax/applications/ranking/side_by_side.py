@@ -13,7 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bilevax import checks
+from bilevax._problem.problem import Problem
+from bilevax._run.chunks import advance
+from bilevax._step.state import State
+from bilevax._util import checks
 from bilevax.applications.ranking.evaluation import Held, evaluate
 from bilevax.applications.ranking.methods import (
     BILEVEL,
@@ -27,9 +30,6 @@ from bilevax.applications.ranking.methods import (
 from bilevax.applications.ranking.ratings import Ratings
 from bilevax.applications.ranking.start import start_levels
 from bilevax.applications.ranking.training import WARM_UP, parse_metric
-from bilevax.chunks import advance
-from bilevax.problem import Problem
-from bilevax.solvers.state import State
 
 PyTree = Any
 

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from bilevax._problem.problem import Problem
+from bilevax._problem.stream import Stream
 from bilevax.applications.ranking.lists import Lists
 from bilevax.applications.ranking.models import list_scores
 from bilevax.applications.ranking.objective import Query, focused
 from bilevax.applications.ranking.ratings import Ratings
-from bilevax.problem import Problem
-from bilevax.stream import Stream
 
 PyTree = Any
 

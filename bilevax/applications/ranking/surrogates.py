@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax import checks
+from bilevax._util import checks
 
 
 class Surrogate(eqx.Module):

@@ -13,7 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bilevax import checks
+from bilevax._problem.problem import Problem
+from bilevax._run.history import History
+from bilevax._run.minimize import minimize
+from bilevax._run.outcome import Outcome
+from bilevax._run.progress import Choice, Progress
+from bilevax._step.state import State
+from bilevax._util import checks
 from bilevax.applications.ranking.evaluation import METRICS, Held, mean_metrics
 from bilevax.applications.ranking.methods import (
     BILEVEL,
@@ -24,12 +30,6 @@ from bilevax.applications.ranking.methods import (
 )
 from bilevax.applications.ranking.ratings import Ratings
 from bilevax.applications.ranking.start import start_levels
-from bilevax.history import History
-from bilevax.minimize import minimize
-from bilevax.outcome import Outcome
-from bilevax.problem import Problem
-from bilevax.progress import Choice, Progress
-from bilevax.solvers.state import State
 
 PyTree = Any
 

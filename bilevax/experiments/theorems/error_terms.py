@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bilevax.curvature import flatten_slots, solve
+from bilevax._step.linear_algebra import flatten_slots, solve
+from bilevax._step.state import State
+from bilevax._util.trees import where_slot
 from bilevax.experiments.report import Report
 from bilevax.experiments.theorems import lanes
 from bilevax.experiments.theorems.problems import initial_rows, make_family, make_plan
 from bilevax.experiments.theorems.scalings import METHODS, Sampling
 from bilevax.experiments.theorems.truth import Truth
-from bilevax.solvers.state import State
-from bilevax.trees import where_slot
 
 SYMBOLS = {
     "z": "‖z − Δ‖²",

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bilevax.chunks import numbers_as_arrays
-from bilevax.memory import Clock
-from bilevax.problem import Problem
-from bilevax.progress import Choice, Progress, make_progress
-from bilevax.solvers.state import State
-from bilevax.trees import PyTree
+from bilevax._problem.problem import Problem
+from bilevax._run.chunks import numbers_as_arrays
+from bilevax._run.progress import Choice, Progress, make_progress
+from bilevax._step.clocks import Clock
+from bilevax._step.state import State
+from bilevax._util.trees import PyTree
 
 Measure = Callable[[Array], Array]
 

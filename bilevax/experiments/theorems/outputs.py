@@ -11,13 +11,13 @@ import numpy as np
 from jax import Array
 
 import bilevax as bx
+from bilevax._problem.problem import Problem
+from bilevax._step.state import State
 from bilevax.experiments.report import Report, spread
 from bilevax.experiments.theorems import lanes
 from bilevax.experiments.theorems.problems import initial_rows, make_plan
 from bilevax.experiments.theorems.scalings import variance_reduced
 from bilevax.experiments.theorems.truth import Truth
-from bilevax.problem import Problem
-from bilevax.solvers.state import State
 
 
 def measure(settings: Any, report: Report) -> dict[str, np.ndarray]:

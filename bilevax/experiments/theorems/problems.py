@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 import bilevax.testing
+from bilevax._problem.problem import Problem
+from bilevax._problem.rows import PerBlock
 from bilevax.experiments.theorems.lanes import Plan
 from bilevax.experiments.theorems.scalings import Sampling
-from bilevax.problem import Problem
-from bilevax.rows import PerBlock
 from bilevax.testing.quadratic_upper import QuadraticUpper
 
 # Noise in every derivative, and waves that make F non-convex (its curvature without them is 0.3 to 0.6).

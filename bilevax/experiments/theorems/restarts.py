@@ -13,12 +13,12 @@ from jax import Array
 
 import bilevax as bx
 import bilevax.testing
+from bilevax._step.state import State
 from bilevax.experiments.report import Report
 from bilevax.experiments.theorems import lanes
 from bilevax.experiments.theorems.fits import Exponent, fit_exponent
 from bilevax.experiments.theorems.scalings import Sampling, bsvrb_v1, bsvrb_v2
 from bilevax.experiments.theorems.truth import Gap
-from bilevax.solvers.state import State
 from bilevax.testing.pl import PLBlocks
 
 METHODS = {"BSVRB v1": bsvrb_v1, "BSVRB v2": bsvrb_v2}

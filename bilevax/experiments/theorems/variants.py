@@ -10,23 +10,14 @@ import jax.numpy as jnp
 from jax import Array
 
 import bilevax as bx
-from bilevax.curvature import (
-    Look,
-    TrackedHessian,
-    TrackedSolve,
-    Visit,
-    flatten_slots,
-    raise_eigenvalues,
-    solve,
-    track,
-    unflatten_slots,
-)
-from bilevax.lagrangian import Point, hessians
-from bilevax.memory import Memory, project_ball
-from bilevax.problem import Problem
-from bilevax.sampling import Sample
-from bilevax.solvers.state import State
-from bilevax.trees import PyTree, step_along
+from bilevax._problem.problem import Problem
+from bilevax._problem.sampling import Sample
+from bilevax._step.lagrangian import Point, hessians
+from bilevax._step.linear_algebra import flatten_slots, raise_eigenvalues, solve, unflatten_slots
+from bilevax._step.slots import Memory, project_ball
+from bilevax._step.state import State
+from bilevax._step.trackers import Look, TrackedHessian, TrackedSolve, Visit, track
+from bilevax._util.trees import PyTree, step_along
 
 _EXTRA = 101  # a stream of random numbers that no run uses otherwise
 

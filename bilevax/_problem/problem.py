@@ -1,0 +1,221 @@
+"""What is to be solved: an upper objective over the solutions of many lower problems."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from bilevax._problem.levels import Argmin, Level
+from bilevax._problem.rows import Batch, Rows, average
+from bilevax._problem.stream import Stream
+from bilevax._util import checks
+
+PyTree = Any
+
+UNNAMED = "lower"
+
+
+class Seen(eqx.Module):
+    """The value of a problem's `through`, where it has been evaluated already."""
+
+    value: PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Through:
+    """A function f or g that is given s(x, block, batch) in place of x."""
+
+    function: Callable[..., Any]
+    through: Callable[..., PyTree]
+
+    def __call__(self, x: PyTree, *rest: PyTree) -> Any:
+        block, batch = rest[-2:]
+        seen = x.value if isinstance(x, Seen) else self.through(x, block, batch)
+        return self.function(seen, *rest)
+
+
+class Problem(eqx.Module):
+    r"""A multi-block bilevel problem.
+
+    .. math:: \min_x F(x) = \frac1m \sum_i f_i(x, y_i(x)), \quad y_i(x) = \arg\min_y g_i(x, y)
+
+    `upper` and `lower` are written for one block and one batch of rows; no vmap, gather or Hessian.
+
+    Args:
+      upper: f(x, y, block, batch), a scalar. With named lower levels, y is a dict.
+      lower: g(x, y, block, batch) for `argmin`, a level made by `argmin` or `mean`, or a dict of them.
+      blocks: per-block constants, a pytree with leading axis m; or m itself, and then `block` is the
+        block's index.
+      upper_data: `Shared`, `PerBlock` or another `Rows`; None if f needs no rows; or the name of a lower
+        level, whose batch f then sees: for an f that needs the rows whose slots a step touches.
+      lower_data: the same for the lower level; or a dict by level, if they draw different rows.
+      through: optional s(x, block, batch), if f and every g depend on x through its value alone (the scores
+        of the batch's items, say). They then receive that value in place of x, and a step evaluates and
+        differentiates s once for all of them. f and all levels must see the same batch: one `lower_data`,
+        and `upper_data` the name of a level.
+
+    Example:
+      >>> import bilevax as bx, jax.numpy as jnp
+      >>> problem = bx.Problem(
+      ...     upper=lambda x, y, block, batch: jnp.sum((y - block) ** 2),
+      ...     lower=lambda x, y, block, batch: jnp.sum((y - x) ** 2),
+      ...     blocks=jnp.ones((4, 2)),
+      ... )
+      >>> problem.count
+      4
+    """
+
+    upper: Callable[..., Array] = eqx.field(static=True)
+    levels: dict[str, Level]
+    blocks: PyTree
+    upper_data: Rows | None
+    lower_data: tuple[Rows | None, ...]
+    source_of: tuple[tuple[str, int], ...] = eqx.field(static=True)
+    count: int = eqx.field(static=True)
+    named: bool = eqx.field(static=True)
+    upper_shares: str | None = eqx.field(static=True)
+    through: Callable[..., PyTree] | None = eqx.field(static=True)
+    axis: str | None = eqx.field(static=True)  # of the mesh, on a device that holds a share of the blocks
+
+    def __init__(
+        self,
+        upper: Callable[..., Array],
+        lower: Callable[..., Any] | Level | Mapping[str, Callable[..., Any] | Level],
+        blocks: PyTree,
+        upper_data: Rows | str | None = None,
+        lower_data: Rows | Mapping[str, Rows | None] | None = None,
+        through: Callable[[PyTree, PyTree, PyTree], PyTree] | None = None,
+    ):
+        if not callable(upper):
+            raise TypeError(f"upper must be a function f(x, y, block, batch), got {type(upper).__name__}")
+        self.upper, self.axis = upper, None
+        self.named = isinstance(lower, Mapping)
+        self.levels = {name: _as_level(name, one) for name, one in _by_name(lower).items()}
+        if not self.levels:
+            raise ValueError("lower must name at least one level, got an empty dict")
+        if isinstance(blocks, (int, np.integer)) and not isinstance(blocks, bool):
+            self.count = checks.whole_number("blocks", blocks, 1)
+            self.blocks = jnp.arange(self.count)
+        else:
+            self.count = checks.leading_axis("blocks", blocks)
+            self.blocks = jax.tree.map(jnp.asarray, blocks)
+        self.upper_shares = upper_data if isinstance(upper_data, str) else None
+        if self.upper_shares is not None and self.upper_shares not in self.levels:
+            raise ValueError(
+                f"upper_data must be rows or the name of a lower level, one of {sorted(self.levels)}, "
+                f"got {upper_data!r}"
+            )
+        self.upper_data = _as_rows("upper_data", None if self.upper_shares else upper_data, self.count)
+        if isinstance(lower_data, Mapping):
+            if not self.named or set(lower_data) != set(self.levels):
+                raise ValueError(
+                    f"lower_data names the levels {sorted(lower_data)}, expected "
+                    f"{sorted(self.levels) if self.named else 'one data source, as lower is not a dict'}"
+                )
+            sources = {name: lower_data[name] for name in self.levels}
+        else:
+            sources = dict.fromkeys(self.levels, lower_data)
+        distinct = list({id(source): source for source in sources.values()}.values())
+        self.lower_data = tuple(_as_rows("lower_data", source, self.count) for source in distinct)
+        places = {id(source): place for place, source in enumerate(distinct)}
+        self.source_of = tuple((name, places[id(source)]) for name, source in sources.items())
+        self.through = through
+        if through is not None:
+            if not callable(through):
+                got = type(through).__name__
+                raise TypeError(f"through must be a function s(x, block, batch), got {got}")
+            if self.upper_shares is None or len(self.lower_data) != 1:
+                raise ValueError(
+                    "through needs one batch for all: one lower_data, upper_data the name of a level, got "
+                    f"{len(self.lower_data)} sources and upper_data = {upper_data!r}"
+                )
+            self.upper = Through(upper, through)
+            self.levels = {
+                name: dataclasses.replace(level, function=Through(level.function, through))
+                for name, level in self.levels.items()
+            }
+
+    def slots_of(self, name: str) -> int:
+        """How many slots a lower level has."""
+        return self.levels[name].count or self.count
+
+    def view(self, by_level: dict[str, PyTree]) -> PyTree:
+        """A per-level dict as the user sees it: plain when the lower level has no name."""
+        return by_level if self.named else by_level[UNNAMED]
+
+    def split(self, name: str, tree: PyTree) -> dict[str, PyTree]:
+        """The inverse of `view`, for an argument of that name."""
+        if not self.named:
+            return {UNNAMED: tree}
+        if not isinstance(tree, Mapping) or set(tree) != set(self.levels):
+            kind = "an array" if hasattr(tree, "shape") else type(tree).__name__
+            got = sorted(tree) if isinstance(tree, Mapping) else kind
+            raise ValueError(f"{name} must be a dict with the lower levels {sorted(self.levels)}, got {got}")
+        return {level: tree[level] for level in self.levels}
+
+    def see(self, x: PyTree, block: PyTree, lower: dict[str, Batch]) -> PyTree:
+        """What f and g see of x on a batch, to be given to them in place of x; x itself without `through`."""
+        if self.through is None or self.upper_shares is None:
+            return x
+        batch = lower[self.upper_shares]
+        # Padded rows are given to the functions one by one, which then look for themselves.
+        return x if batch.weight is not None else Seen(self.through(x, block, batch.rows))
+
+    def upper_value(
+        self, x: PyTree, y: dict[str, PyTree], block: PyTree, rows: PyTree, weight: Array | None
+    ) -> Array:
+        """f_i(x, y; ξ)."""
+        return average(lambda rows: self.upper(x, self.view(y), block, rows), rows, weight)
+
+    def draw_upper(self, random: Stream, blocks: Array, size: int | None, lower: dict[str, Batch]) -> Batch:
+        """The upper level's batch: its own, or that of the lower level which it shares."""
+        if self.upper_shares is not None:
+            return lower[self.upper_shares]
+        return draw(self.upper_data, random, blocks, size)
+
+    def draw_lower(self, random: Stream, blocks: Array, size: int | None) -> dict[str, Batch]:
+        """One batch per level; levels with the same data source share it."""
+        batches = [
+            draw(source, random.at(1 + place), blocks, size) for place, source in enumerate(self.lower_data)
+        ]
+        return {name: batches[place] for name, place in self.source_of}
+
+
+def draw(source: Rows | None, random: Stream, blocks: Array, size: int | None) -> Batch:
+    """The rows of a source for the sampled blocks; no source gives an empty batch (None)."""
+    return Batch(None, shared=True) if source is None else source.draw(random, blocks, size)
+
+
+def _by_name(lower: Any) -> Mapping[str, Any]:
+    return lower if isinstance(lower, Mapping) else {UNNAMED: lower}
+
+
+def _as_level(name: str, lower: Any) -> Level:
+    if not isinstance(name, str):
+        raise TypeError(f"the names of lower levels must be strings, got {name!r}")
+    if isinstance(lower, Level):
+        return lower
+    if callable(lower):
+        return Argmin(lower)
+    raise TypeError(
+        f"lower level {name!r} must be a function, bilevax.argmin(…) or bilevax.mean(…), "
+        f"got {type(lower).__name__}"
+    )
+
+
+def _as_rows(name: str, source: Any, blocks: int) -> Rows | None:
+    if source is None:
+        return None
+    if not isinstance(source, Rows):
+        raise TypeError(
+            f"{name} must be bilevax.Shared(…), bilevax.PerBlock(…) or None, got {type(source).__name__}"
+        )
+    source.check(name, blocks)
+    return source

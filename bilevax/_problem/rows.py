@@ -1,0 +1,208 @@
+"""Where the rows of a block come from: data shared by all blocks, or each block's own."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from bilevax._problem.bits import CompactRows
+from bilevax._problem.stream import Stream
+from bilevax._util.checks import leading_axis
+
+PyTree = Any
+
+
+class Batch(eqx.Module):
+    """The rows drawn for the sampled blocks.
+
+    Attributes:
+      rows: pytree; leaves have leading axes (blocks, batch), or (batch,) when `shared`.
+      weight: None when every row counts the same; else (blocks, batch) weights that sum to one per
+        block: the padded rows of ragged blocks have weight zero.
+      shared: True when all blocks see the very same rows, which are then not stacked.
+    """
+
+    rows: PyTree
+    weight: Array | None = None
+    shared: bool = eqx.field(static=True, default=False)
+
+    @property
+    def axis(self) -> int | None:
+        """The axis of the blocks, for `jax.vmap`."""
+        return None if self.shared else 0
+
+
+class Rows(eqx.Module):
+    """What a data source must offer: rows for the sampled blocks, drawn on the device."""
+
+    def draw(self, random: Stream, blocks: Array, size: int | None) -> Batch:
+        """Draws `size` rows for each block index in `blocks`; None takes every row of the block."""
+        raise NotImplementedError
+
+    def check(self, name: str, blocks: int) -> None:
+        """Raises if the source does not fit a problem of that many blocks."""
+
+    # Whether the arrays are split along their leading axis when devices share the blocks, or held by all.
+    split: ClassVar[bool] = False
+
+    def spread(self, devices: int) -> Rows:
+        """The same rows, laid out for so many devices, each of which has as many blocks in a row.
+
+        If `split` is set, the leading axis of every array must be so many equal parts, one per device.
+        """
+        raise TypeError(
+            f"{type(self).__name__} does not say how its rows are shared among {devices} devices: "
+            "give bilevax.Shared or bilevax.PerBlock, or define `spread` (and `split` and `share`)"
+        )
+
+    def share(self, device: Array) -> Rows:
+        """What a device has of the rows laid out by `spread`, for blocks counted from its first one."""
+        return self
+
+
+class Shared(Rows):
+    """Rows that all blocks draw from, uniformly and with replacement.
+
+    Args:
+      rows: pytree of arrays with the same leading axis, one entry per row.
+
+    Example:
+      >>> import bilevax as bx, jax.numpy as jnp
+      >>> bx.Shared({"row": jnp.ones((5, 3)), "label": jnp.ones(5)}).count
+      5
+    """
+
+    packed: CompactRows
+    count: int = eqx.field(static=True)
+
+    def __init__(self, rows: PyTree):
+        self.count = leading_axis("Shared rows", rows)
+        self.packed = CompactRows(rows)
+
+    @property
+    def rows(self) -> PyTree:
+        """All rows, as they were given."""
+        return self.packed.unpacked()
+
+    def draw(self, random: Stream, blocks: Array, size: int | None) -> Batch:
+        if size is None:
+            return Batch(self.packed.unpacked(), shared=True)
+        return Batch(self.packed.take(random.integers((blocks.shape[0], size), self.count)))
+
+    def spread(self, devices: int) -> Shared:
+        return self
+
+
+class PerBlock(Rows):
+    """Rows of which each block has its own, stored one block after the other.
+
+    Block i owns rows offsets[i] to offsets[i + 1]; blocks may differ in length. A batch is drawn from
+    the block's own rows, uniformly and with replacement.
+
+    Args:
+      rows: pytree of arrays with the same leading axis, one entry per row of any block.
+      offsets: m + 1 ascending integers from 0 to the number of rows; every block has at least one row.
+
+    Example:
+      >>> import bilevax as bx, jax.numpy as jnp
+      >>> bx.PerBlock(jnp.arange(5.0), offsets=[0, 2, 5]).longest
+      3
+    """
+
+    packed: CompactRows
+    starts: Array
+    lengths: Array
+    count: int = eqx.field(static=True)
+    longest: int = eqx.field(static=True)
+    average: float = eqx.field(static=True)  # rows of a block
+    even: bool = eqx.field(static=True)  # all blocks have as many rows
+
+    split = True
+
+    def __init__(self, rows: PyTree, offsets: Any):
+        self.count = leading_axis("PerBlock rows", rows)
+        bounds = np.asarray(offsets)
+        if bounds.ndim != 1 or bounds.size < 2 or not np.issubdtype(bounds.dtype, np.integer):
+            raise ValueError(
+                "PerBlock offsets must be a vector of at least two integers, got "
+                f"shape {bounds.shape} of dtype {bounds.dtype}"
+            )
+        lengths = np.diff(bounds)
+        if (lengths < 1).any():
+            i = int(np.argmax(lengths < 1))
+            raise ValueError(
+                "PerBlock offsets must ascend (each block owns at least one row), got "
+                f"offsets[{i}] = {bounds[i]}, offsets[{i + 1}] = {bounds[i + 1]}"
+            )
+        if bounds[0] != 0 or bounds[-1] != self.count:
+            raise ValueError(
+                f"PerBlock offsets must run from 0 to the number of rows {self.count}, "
+                f"got {bounds[0]} to {bounds[-1]}"
+            )
+        self.average = self.count / len(lengths)
+        self.longest, self.even = int(lengths.max()), bool((lengths == lengths[0]).all())
+        self.starts, self.lengths = jnp.asarray(bounds[:-1], jnp.int32), jnp.asarray(lengths, jnp.int32)
+        self.packed = CompactRows(rows)
+
+    @property
+    def rows(self) -> PyTree:
+        """All rows, as they were given."""
+        return self.packed.unpacked()
+
+    def check(self, name: str, blocks: int) -> None:
+        owners = self.starts.shape[0]
+        if owners != blocks:
+            raise ValueError(f"{name} has offsets for {owners} blocks, expected {blocks}")
+
+    def draw(self, random: Stream, blocks: Array, size: int | None) -> Batch:
+        start, length = self.starts[blocks][:, None], self.lengths[blocks][:, None]
+        if size is not None:
+            return Batch(self.packed.take(start + random.integers((blocks.shape[0], size), length)))
+        place = jnp.arange(self.longest)[None, :]
+        rows = self.packed.take(start + jnp.minimum(place, length - 1))
+        if self.even:
+            return Batch(rows)
+        return Batch(rows, weight=(place < length) / length.astype(float))
+
+    def spread(self, devices: int) -> PerBlock:
+        """Every device's rows, padded to as many as the one with most of them has."""
+        starts = np.asarray(self.starts)
+        firsts = starts[:: len(starts) // devices]
+        counts = np.diff(firsts, append=self.count)
+        most = int(counts.max())
+        if most * devices == self.count:
+            return self
+
+        def padded(array: Any) -> Any:
+            if isinstance(array, jax.ShapeDtypeStruct):
+                return jax.ShapeDtypeStruct((devices * most, *array.shape[1:]), array.dtype)
+            rows = np.asarray(array)
+            out = np.zeros((devices * most, *rows.shape[1:]), rows.dtype)
+            for device, (first, count) in enumerate(zip(firsts, counts, strict=True)):
+                out[device * most : device * most + count] = rows[first : first + count]
+            return out
+
+        moved = starts + np.repeat(np.arange(devices) * most - firsts, len(starts) // devices)
+        stored = jax.tree.map(padded, self.packed.stored)
+        return eqx.tree_at(lambda r: (r.packed.stored, r.starts), self, (stored, moved.astype(np.int32)))
+
+    def share(self, device: Array) -> PerBlock:
+        rows = jax.tree.leaves(self.packed.stored)[0].shape[0]
+        return eqx.tree_at(lambda r: r.starts, self, self.starts - device * rows)
+
+
+def average(function: Any, rows: PyTree, weight: Array | None) -> PyTree:
+    """A block's mean over its batch.
+
+    The user's function is itself a mean over the rows it is given. Weighted rows are therefore given
+    one by one, as batches of one, and their values averaged with the weights.
+    """
+    if weight is None:
+        return function(rows)
+    values = jax.vmap(lambda row: function(jax.tree.map(lambda a: a[None], row)))(rows)
+    return jax.tree.map(lambda v: jnp.tensordot(weight.astype(v.dtype), v, axes=1), values)

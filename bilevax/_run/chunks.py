@@ -1,0 +1,183 @@
+"""Compiled chunks of steps: the only place where a run computes."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from bilevax._problem.problem import Problem
+from bilevax._run.sharding import Shards
+from bilevax._step.clocks import CompensatedSum
+from bilevax._step.slot_table import SlotTable
+from bilevax._step.slots import Moving
+from bilevax._step.state import State
+from bilevax._util.trees import PyTree, norm
+
+
+def advance(problem: Problem, solver: Any, state: State, steps: int | Array) -> State:
+    """Takes many steps as one compiled loop: pure, for use under `jax.jit` and `jax.vmap`.
+
+    Args:
+      problem: the problem.
+      solver: the solver whose `init` made the state.
+      state: where to start from.
+      steps: how many steps; may be traced.
+
+    Returns:
+      The state after them.
+    """
+    return jax.lax.fori_loop(0, steps, lambda _, state: solver.step(problem, state)[0], state)
+
+
+def numbers_as_arrays(solver: Any) -> Any:
+    """A solver whose numbers are traced, so that other values of them compile nothing anew."""
+
+    def convert(leaf: Any) -> Any:
+        number = isinstance(leaf, (int, float, np.number)) and not isinstance(leaf, bool)
+        return jnp.asarray(float(leaf)) if number else leaf
+
+    return jax.tree.map(convert, solver)
+
+
+def compiled_init(
+    solver: Any,
+    problem: Problem,
+    x0: PyTree,
+    y0: PyTree,
+    key: Array,
+    shards: Shards | None = None,
+    **plan: Any,
+) -> State:
+    """`solver.init`, compiled; its buffers are nobody else's and none is held twice: it can be donated."""
+    # Python floats would be compiled in.
+    x0, y0 = jax.tree.map(lambda a: jnp.asarray(a) if isinstance(a, float) else a, (x0, y0))
+    return _init(numbers_as_arrays(solver), problem, x0, y0, key, plan, shards)
+
+
+def compiled_chunk(
+    inputs: tuple[Any, Problem],
+    state: State,
+    steps: Array | int,
+    total: tuple[float, float] = (0.0, 0.0),
+    shards: Shards | None = None,
+) -> tuple[State, CompensatedSum]:
+    """Steps of (solver, problem) in one compiled loop that takes over the state.
+
+    The loop ends early when f is not finite any more, so that what went wrong can still be seen; on an
+    accelerator up to 31 steps later.
+
+    Args:
+      inputs: the solver, its numbers as arrays (`numbers_as_arrays`), and the problem.
+      state: where to start from.
+      steps: how many steps.
+      total: what to add f to: a high and a low part.
+      shards: the devices that share the blocks, if they are several.
+
+    Returns:
+      The state, and `total` plus f of the steps: a compensated sum in order, with the same bits in however
+      many chunks.
+    """
+    return _advance(inputs, state, *_numbers(steps, total), shards)
+
+
+class Sizes(eqx.Module):
+    """Root mean squares over all slots of the tracked lower gradients and of u; and ‖z‖."""
+
+    gradient_norm: Array
+    lower_residual: Array
+    inverse_residual: Array
+
+
+# A GPU's compiler would try kernels on tables of random numbers as large as the state.
+@functools.partial(jax.jit, compiler_options={"xla_gpu_autotune_level": 0})
+def sizes(state: State) -> Sizes:
+    """How far the tracked gradients are from zero; not for use within another `jax.jit`."""
+    return Sizes(norm(state.z), _root_mean_square(state, "y"), _root_mean_square(state, "v"))
+
+
+def _root_mean_square(state: State, letter: str) -> Array:
+    """Of a variable's slope, over all slots of all levels that have it."""
+    total, slots = jnp.zeros(()), 0
+    for memory in state.levels.values():
+        moving = getattr(memory, letter, None)
+        if isinstance(moving, Moving):
+            squares = memory.squares if isinstance(memory, SlotTable) else jax.tree.map(jnp.square, memory)
+            leaves = jax.tree.leaves(getattr(squares, letter).slope)
+            total += sum(jnp.sum(leaf) for leaf in leaves)
+            slots += jax.tree.leaves(moving.slope)[0].shape[0]
+    return jnp.sqrt(total / max(slots, 1))
+
+
+def _numbers(steps: Any, total: tuple[float, float]) -> tuple[Any, Any]:
+    """As arrays of no device in particular."""
+    parts: list[Any] = [np.asarray(part, jnp.zeros(0).dtype) for part in total]
+    return np.asarray(steps, np.int32), CompensatedSum(*parts)
+
+
+def start_program(
+    solver: Any,
+    problem: Problem,
+    x0: PyTree,
+    y0: PyTree,
+    key: Array,
+    plan: dict[str, Any],
+    shards: Shards | None,
+) -> State:
+    """What `compiled_init` compiles."""
+    if shards is not None:
+        state = shards.init(solver, problem, x0, y0, key, plan)
+    else:
+        state = solver.init(problem, x0, y0, key=key, **plan)
+    # What init hands through, or has twice, gets buffers of its own; nothing else is copied by the compiler.
+    return jax.tree.map(jnp.copy, state)
+
+
+def chunk_program(
+    inputs: tuple[Any, Problem], state: State, steps: Array, total: CompensatedSum, shards: Shards | None
+) -> tuple[State, CompensatedSum]:
+    """What `compiled_chunk` compiles; it takes over all but the first argument."""
+    if shards is not None:
+        return shards.advance(_loop, *inputs, state, steps, total)
+    return _loop(*inputs, state, steps, total)
+
+
+_RUN = 32  # steps that an accelerator takes without asking the host whether to go on
+
+_init = eqx.filter_jit(start_program)
+_advance = eqx.filter_jit(chunk_program, donate="all-except-first")
+
+
+def _loop(
+    solver: Any, problem: Problem, state: State, steps: Array, total: CompensatedSum
+) -> tuple[State, CompensatedSum]:
+    last = state.step + steps
+
+    def body(carry: tuple[State, CompensatedSum]) -> tuple[State, CompensatedSum]:
+        state, total = carry
+        state, info = solver.step(problem, state)
+        return state, total + info.objective
+
+    def run(carry: tuple[State, CompensatedSum]) -> tuple[State, CompensatedSum]:
+        return jax.lax.fori_loop(0, _RUN, lambda _, carry: body(carry), carry)
+
+    def until(end: Array, body: Any, carry: tuple[State, CompensatedSum]) -> tuple[State, CompensatedSum]:
+        def going_on(carry: tuple[State, CompensatedSum]) -> Array:
+            state, total = carry
+            return (state.step < end) & jnp.isfinite(total.high)
+
+        return jax.lax.while_loop(going_on, body, carry)
+
+    if jax.default_backend() == "cpu":
+        return until(last, body, (state, total))
+    # On an accelerator the host decides about every turn of a loop whose length is not known. So the steps
+    # that are left over come first, then runs of a fixed length. The first run of all is taken step by step,
+    # if nothing is left over: what is wrong with a start shows at once.
+    begun = (state.step > 0).astype(steps.dtype)
+    single = jnp.minimum(steps, (steps - 1 + begun) % _RUN + 1 - begun)
+    return until(last, run, until(state.step + single, body, (state, total)))

@@ -1,0 +1,122 @@
+"""Which quantity of a run is no longer finite, and which step size to look at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bilevax._step.slots import Moving
+from bilevax._step.state import Along, State
+from bilevax._util.trees import PyTree
+
+_REMEDY = {
+    "s": "lower_step",
+    "y": "lower_step",
+    "u": "inverse_step",
+    "v": "inverse_step",
+    "mean": "alpha, gamma and upper_step",
+    "H": "lower_step, and floor",
+    "z": "upper_step, and beta",
+    "x": "upper_step",
+}
+
+
+def describe(state: State, first: int, last: int) -> str:
+    """A sentence on the quantity that went wrong first, at the step where f was not finite any more.
+
+    If x was not finite one step earlier already, x it is. Otherwise a block spoils z and x within a step, so
+    blocks come before them. If f overflowed while all its arguments are finite, the largest is named. Where x
+    and blocks are both gone, and it is not known which of them went first, none of them is named: x one step
+    earlier cannot be had from a z that is not finite, and accelerators stop a run some steps late.
+
+    Args:
+      state: the state at that step.
+      first: the first step of the range in which the trouble arose.
+      last: the last one.
+    """
+    blocks = [
+        (letter, name, tree) for name, memory in state.levels.items() for letter, tree in _parts(memory)
+    ]
+    broken: list[Any] = [(letter, name, *map(int, _bad_slots(tree))) for letter, name, tree in blocks]
+    broken = [one for one in broken if one[-1]]
+    where, how = "", "is not finite"
+    # After a plain step, x before cannot be told from a z that is not finite; unless the step was not.
+    lost = isinstance(state.back, Along) and _finite(state.back) and not _finite(state.z)
+    late = jax.default_backend() != "cpu"
+    unclear = late or (lost and not _moved(state, broken))
+    if last > 1 and broken and unclear and not _finite((state.x, state.z)):
+        return (
+            f"the run diverged between steps {first} and {last}: x and {max(one[-1] for one in broken)} "
+            f"blocks are not finite{', up to 31 steps after f was not' if late else ''}; "
+            "look at upper_step and lower_step, or start from smaller ones"
+        )
+    if not lost and state.x_before is not None and not _finite(state.x_before):
+        letter = "x"
+    elif broken:
+        letter, name, worst, count = broken[0]
+        where = f" of block {worst} (lower level {name!r}, {count} blocks in all)"
+    elif not _finite((state.x, state.z)):
+        letter = "x" if _finite(state.z) else "z"
+    else:
+        candidates = [(float(_largest(tree)), letter, name) for letter, name, tree in blocks]
+        candidates += [(float(_largest(state.z)), "z", ""), (float(_largest(state.x)), "x", "")]
+        size, letter, name = max(candidates)
+        where = f" of lower level {name!r}" if name else ""
+        how = f"has grown to {size:.1e}"
+    if last <= 1:
+        return (
+            f"f is not finite at the start: {letter}{where} {how} after one step; look at x0, y0 and the data"
+        )
+    return (
+        f"the run diverged between steps {first} and {last}: {letter}{where} {how}; "
+        f"look at {_REMEDY[letter]}, or start from a smaller one"
+    )
+
+
+def _moved(state: State, broken: list[Any]) -> bool:
+    """Whether a block's variable was not finite when this step began; what is not lazy moves in the step."""
+    lazy = {
+        (letter, name)
+        for name, memory in state.levels.items()
+        for letter in ("y", "v")
+        if isinstance(one := getattr(memory, letter, None), Moving) and one.stamp is not None
+    }
+    return any((letter, name) in lazy for letter, name, *_ in broken)
+
+
+def _parts(memory: Any) -> list[tuple[str, PyTree]]:
+    """A level's quantities by their letters, causes before effects."""
+    parts: list[tuple[str, PyTree]] = []
+    if isinstance(memory.y, Moving):
+        parts += [("s", memory.y.slope), ("y", memory.y.value)]
+    else:
+        parts += [("mean", memory.y)]
+    if hasattr(memory, "pieces"):
+        return [*parts, ("H", memory.pieces)]
+    parts += [("H", memory.hessian)] if memory.hessian is not None else []
+    parts += [("u", memory.v.slope), ("v", memory.v.value)] if memory.v is not None else []
+    return parts
+
+
+@jax.jit
+def _largest(tree: PyTree) -> Any:
+    return jnp.max(jnp.stack([jnp.max(jnp.abs(a)) for a in jax.tree.leaves(tree)]))
+
+
+@jax.jit
+def _bad_slots(tree: PyTree) -> tuple[Any, Any]:
+    """The first slot that is not finite, and how many are not."""
+    leaves = [jnp.any(~jnp.isfinite(a), axis=tuple(range(1, a.ndim))) for a in jax.tree.leaves(tree)]
+    bad = jnp.any(jnp.stack(leaves), axis=0)
+    return jnp.argmax(bad), jnp.sum(bad)
+
+
+@jax.jit
+def _all_finite(tree: PyTree) -> Any:
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(tree)]))
+
+
+def _finite(tree: PyTree) -> bool:
+    return bool(_all_finite(tree))

@@ -1,0 +1,205 @@
+"""The bytes of a run, before it is started."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from bilevax._problem.problem import Problem
+from bilevax._problem.rows import PerBlock
+from bilevax._problem.sampling import make_sampler
+from bilevax._run.chunks import chunk_program, numbers_as_arrays, start_program
+from bilevax._run.sharding import make_shards
+from bilevax._step.clocks import CompensatedSum
+from bilevax._util import checks, processes
+from bilevax._util.trees import PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryEstimate:
+    """The bytes of a run on one device (on each of them, if several share the blocks).
+
+    Attributes:
+      data: the problem: the blocks' constants and all rows.
+      slots: what is remembered per slot: variables, estimators, Hessians, stamps, stored gradients.
+      x: x and z; and x one step earlier where a method keeps it (it looks back, and `upper_step` is an optax
+        transformation or x has less than 32 bits).
+      optimizer: the state of the optax transformation.
+      step: what a step needs besides, while it is computed.
+      start: what the first pass needs besides, with x0 and y0 as they were given.
+      devices: how many devices share the blocks.
+    """
+
+    data: int
+    slots: int
+    x: int
+    optimizer: int
+    step: int
+    start: int
+    devices: int
+
+    @property
+    def state(self) -> int:
+        """What is carried from step to step."""
+        return self.slots + self.x + self.optimizer
+
+    @property
+    def total(self) -> int:
+        """The most that is held at once: the data, the state, and the larger of both working sets."""
+        return self.data + self.state + max(self.step, self.start)
+
+    def __str__(self) -> str:
+        parts = {
+            "data": self.data,
+            "memory per slot": self.slots,
+            "x and its copies": self.x,
+            "optimizer": self.optimizer,
+            "working set of a step": self.step,
+            "working set of the start": self.start,
+            f"at most{f', on each of {self.devices} devices' if self.devices > 1 else ''}": self.total,
+        }
+        width = max(map(len, parts))
+        return "\n".join(f"{name:<{width}}  {_readable(count):>9}" for name, count in parts.items())
+
+
+def memory_estimate(
+    problem: Problem,
+    solver: Any,
+    x0: PyTree,
+    y0: PyTree = None,
+    *,
+    blocks_per_step: int | None = None,
+    batch_size: int | None = None,
+    shuffle: bool = True,
+    initial_batch_size: int | Literal["all"] | None = None,
+    mesh: Mesh | None = None,
+    strata: int | None = None,
+) -> MemoryEstimate:
+    """Says how many bytes a run needs, by part, without allocating them.
+
+    The run's programs are compiled for its shapes, which takes as long as it takes the run itself, and the
+    compiler is asked for what they need. Metrics, checkpoints and what you hold yourself come on top.
+
+    Args:
+      problem: the problem; for data that do not exist yet, `jax.eval_shape` of a function that makes it.
+      solver: the solver.
+      x0: x at the start, or its shapes (`jax.ShapeDtypeStruct`).
+      y0: the lower variables at the start, or their shapes; see `minimize`.
+      blocks_per_step: as in `minimize`, like all that follows.
+      batch_size: B.
+      shuffle: as in `minimize`.
+      initial_batch_size: rows per block of the first estimators.
+      mesh: devices that share the blocks; the estimate is for one of them.
+      strata: as in `minimize`.
+
+    Returns:
+      A `MemoryEstimate`; `print` shows it as a table.
+
+    Example:
+      >>> import bilevax as bx, jax, jax.numpy as jnp
+      >>> problem = bx.Problem(
+      ...     upper=lambda x, y, block, batch: jnp.sum((y - block) ** 2),
+      ...     lower=lambda x, y, block, batch: jnp.sum((y - x) ** 2),
+      ...     blocks=jnp.arange(8.0).reshape(4, 2),
+      ... )
+      >>> x, y = jax.ShapeDtypeStruct((2,), float), jax.ShapeDtypeStruct((4, 2), float)
+      >>> estimate = bx.memory_estimate(problem, bx.BSVRBv2(upper_step=0.1), x, y, blocks_per_step=2)
+      >>> estimate.slots  # y, s, v and u, and two stamps of two numbers each, of four blocks in float32
+      192
+    """
+    checks.solver(solver)
+    shards = make_shards(mesh)
+    strata = shards.devices if strata is None and shards is not None else strata
+    key = jax.random.key(0)
+    sampler = make_sampler(problem, key, blocks_per_step, batch_size, shuffle, strata)
+    plan = {"blocks_per_step": blocks_per_step, "batch_size": batch_size, "shuffle": shuffle}
+    plan |= {"initial_batch_size": initial_batch_size, "strata": sampler.strata}
+    problem, x0, y0 = _outlined(problem), _shapes(x0), _shapes(y0)
+    state = eqx.filter_eval_shape(solver.init, problem, x0, y0, key=key, **plan)
+    if shards is not None:
+        shards.check(solver, problem, x0, y0, key, plan)
+        problem = shards.place(_shapes(shards.spread(problem)))
+        x0, y0, _ = shards.place_start(x0, y0, key)
+        state = jax.tree.map(processes.put, state, shards.like(state))
+    problem, solver = _shapes(problem), numbers_as_arrays(solver)
+    number, steps = _shapes(np.zeros((), jnp.zeros(0).dtype)), _shapes(np.zeros((), np.int32))
+    begin = _compiled(start_program, solver, problem, x0, y0, key, plan, shards)
+    going = _compiled(
+        chunk_program, (solver, problem), state, steps, CompensatedSum(number, number), shards, donated=True
+    )
+    return MemoryEstimate(
+        data=_bytes(problem),
+        slots=_bytes((state.levels, state.store)),
+        x=_bytes((state.x, state.back, state.z)),
+        optimizer=_bytes(state.optimizer),
+        step=int(going.temp_size_in_bytes),
+        start=int(begin.temp_size_in_bytes) + _bytes((x0, y0)),
+        devices=1 if shards is None else shards.devices,
+    )
+
+
+def _shapes(tree: PyTree) -> Any:
+    """Arrays as shapes, of the dtypes that they have on a device; what is a shape stays one."""
+
+    def outline(leaf: Any) -> Any:
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+            return leaf if leaf.dtype == dtype else jax.ShapeDtypeStruct(leaf.shape, dtype)
+        array = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
+        return jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
+
+    return jax.tree.map(outline, tree)
+
+
+def _outlined(problem: Problem) -> Problem:
+    """A problem as shapes, but for what says which rows belong to which block: they are laid out by it."""
+
+    def outline(part: Any) -> Any:
+        if isinstance(part, PerBlock):
+            return eqx.tree_at(lambda rows: rows.packed, part, _shapes(part.packed))
+        return _shapes(part)
+
+    return jax.tree.map(outline, problem, is_leaf=lambda part: isinstance(part, PerBlock))
+
+
+def _compiled(program: Any, *arguments: Any, donated: bool = False) -> Any:
+    """What the compiler says of a program; `donated` gives it all arguments but the first."""
+    known = eqx.partition(
+        arguments, lambda leaf: eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+    )
+    (first, *others), rest = known
+
+    def run(first: Any, others: Any) -> Any:
+        return program(*eqx.combine((first, *others), rest))
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Some donated buffers were not usable")  # a number, at most
+        compiled = jax.jit(run, donate_argnums=1 if donated else ()).lower(first, others).compile()
+    return compiled.memory_analysis()
+
+
+def _bytes(tree: PyTree) -> int:
+    """On one device."""
+
+    def held(leaf: Any) -> int:
+        sharding = leaf.sharding
+        shape = leaf.shape if sharding is None else sharding.shard_shape(leaf.shape)
+        return math.prod(shape) * leaf.dtype.itemsize
+
+    return sum(held(leaf) for leaf in jax.tree.leaves(tree))
+
+
+def _readable(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

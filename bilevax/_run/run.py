@@ -1,0 +1,197 @@
+"""What changes while a run goes on, and what is made of it in the end."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bilevax._problem.problem import Problem
+from bilevax._run.checkpoint import Checkpoints
+from bilevax._run.chunks import compiled_chunk, sizes
+from bilevax._run.divergence import describe
+from bilevax._run.history import History
+from bilevax._run.interrupts import Interrupts
+from bilevax._run.outcome import Outcome
+from bilevax._run.sharding import Shards
+from bilevax._step.oracles import Oracles
+from bilevax._step.state import State
+from bilevax._util import processes
+from bilevax._util.trees import PyTree
+
+_CHUNK_SECONDS = 0.5  # a compiled chunk lasts about this long: so soon are signals and clocks looked at
+_FIRST_CHUNK = 8
+FIXED = ("objective", "gradient_norm", "lower_residual", "inverse_residual")  # measured in any run
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """The best iterate by a metric.
+
+    With an `averaged` upper step x is the average: watch a metric of `state.average` then.
+    """
+
+    x: PyTree
+    y: PyTree
+    step: int
+    value: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What `minimize` returns.
+
+    Attributes:
+      x: the upper variable at the end; its average, if the solver's upper step is `averaged`.
+      y: the lower variables at the end, caught up; a dict if the levels have names. They follow `state.x`;
+        for those of an average, `solve_lower(problem, result.x)`.
+      state: the whole state, from which `advance` can go on.
+      history: what was measured; `history["objective"]` is an array, `history.frame()` a pandas frame.
+      outcome: why the run ended.
+      message: the same in a sentence.
+      best: the best iterate by the metric that `patience` watches.
+      oracles: the gradients, products, matrices and rows that the run has asked for since its start; None
+        for a solver that does not say what it asks for.
+      steps_per_second: speed of the compiled steps, compilation left out.
+      compile_seconds: time until the first step: tracing, compiling, the first pass, reading a checkpoint.
+    """
+
+    x: PyTree
+    y: PyTree
+    state: State
+    history: History
+    outcome: Outcome
+    message: str
+    best: Best | None
+    oracles: Oracles | None
+    steps_per_second: float
+    compile_seconds: float
+
+    def plot(self, names: list[str] | None = None, against: str = "step") -> Any:
+        """The history as a matplotlib figure; `figure.savefig("run.png")` writes it."""
+        return self.history.plot(names, against)
+
+
+class Run:
+    """What changes while a run goes on."""
+
+    def __init__(self, state: State, best: tuple[PyTree, PyTree] | None, shards: Shards | None = None):
+        self.state, self.history, self.shards = state, History(), shards
+        self.done, self.running, self.compile_seconds = 0, 0.0, 0.0
+        self.total, self.counted = (0.0, 0.0), 0  # of f, since the last entry
+        self.chunk = _FIRST_CHUNK
+        self.failed = ""
+        self.best_iterate, self.best_value, self.best_step, self.stale = best, np.inf, 0, 0
+
+    @property
+    def speed(self) -> float:
+        """Steps per second."""
+        return self.done / self.running if self.running else 0.0
+
+    def advance(self, inputs: Any, boundary: int) -> None:
+        """Takes a chunk of steps, at most up to a boundary."""
+        tick, before = time.perf_counter(), self.done
+        count = min(self.chunk, boundary - self.done)
+        state, total = compiled_chunk(inputs, self.state, count, self.total, self.shards)
+        self.total = (float(total.high), float(total.low))
+        self.state, self.done = state, int(state.step)
+        self.counted += self.done - before
+        elapsed = time.perf_counter() - tick
+        self.running += elapsed
+        (next_chunk,) = self.agreed(int(_CHUNK_SECONDS * (self.done - before) / elapsed))
+        self.chunk = max(1, min(2**30, 4 * self.chunk, int(next_chunk)))
+        if not np.isfinite(self.total[0]):
+            self.failed = describe(self.state, before, self.done)
+
+    def measure(self, problem: Problem, measures: dict[str, Any], watch: str) -> dict[str, float]:
+        """A new entry of the history."""
+        size = sizes(self.state)
+        entry = {
+            "step": self.done,
+            "seconds": self.running,
+            "objective": sum(self.total) / max(self.counted, 1),
+            "gradient_norm": float(size.gradient_norm),
+            "lower_residual": float(size.lower_residual),
+            "inverse_residual": float(size.inverse_residual),
+        }
+        for name, measure in measures.items():
+            value = measure(problem, self.state)
+            if np.shape(value) != ():
+                raise TypeError(f"metrics[{name!r}] must give one number, got shape {np.shape(value)}")
+            entry[name] = float(value)
+        self.total, self.counted = (0.0, 0.0), 0
+        self.history.append(entry)
+        if self.best_iterate is not None:
+            self.stale += 1
+            if entry[watch] < self.best_value:
+                self.best_iterate = jax.tree.map(jnp.copy, (self.state.average, self.state.y))
+                self.best_value, self.best_step, self.stale = entry[watch], self.done, 0
+        return entry
+
+    def outcome(
+        self,
+        steps: int,
+        seconds: float | None,
+        tolerance: float | None,
+        patience: int | None,
+        began: float,
+        interrupts: Interrupts,
+    ) -> Outcome | None:
+        """Why to stop now; None to go on."""
+        entries = self.history.entries
+        if self.failed:
+            return Outcome.DIVERGED
+        if tolerance is not None and entries and entries[-1]["gradient_norm"] <= tolerance:
+            return Outcome.CONVERGED
+        if patience is not None and self.stale >= patience:
+            return Outcome.PATIENCE
+        if self.done >= steps:
+            return Outcome.FINISHED
+        late = seconds is not None and time.monotonic() - began >= seconds
+        interrupted, late = self.agreed(interrupts.caught is not None, late)
+        if interrupted:
+            return Outcome.INTERRUPTED
+        return Outcome.TIME if late else None
+
+    def agreed(self, *numbers: float) -> list[float]:
+        """Numbers that clocks and signals give, the same in all processes that share the blocks."""
+        several = self.shards is not None and self.shards.several_processes
+        return processes.agreed(list(numbers)) if several else list(numbers)
+
+    def save(self, store: Checkpoints) -> None:
+        """Starts to write a checkpoint of everything."""
+        notes = {
+            "history": self.history.entries,
+            "running": self.running,
+            "total": self.total,
+            "counted": self.counted,
+            "best": [self.best_value if np.isfinite(self.best_value) else None, self.best_step, self.stale],
+        }
+        store.save(self.state, self.best_iterate, notes)
+
+    def continue_from(self, store: Checkpoints) -> None:
+        """Takes up the latest checkpoint, if there is one."""
+        saved = store.restore(self.state, self.best_iterate)
+        if saved is None:
+            return
+        self.state, self.best_iterate, notes = saved
+        self.history = History(notes["history"])
+        self.done = int(self.state.step)
+        self.running, self.total, self.counted = notes["running"], tuple(notes["total"]), notes["counted"]
+        value, self.best_step, self.stale = notes["best"]
+        self.best_value = np.inf if value is None else value
+
+    def result(self, outcome: Outcome, oracles: Oracles | None) -> Result:
+        """What to return."""
+        message = self.failed or f"{outcome} after {self.done} steps"
+        best = None
+        if self.best_iterate is not None and np.isfinite(self.best_value):
+            x, y = self.best_iterate
+            best = Best(x, y, self.best_step, self.best_value)
+        state = self.state
+        spent = (self.speed, self.compile_seconds)
+        return Result(state.average, state.y, state, self.history, outcome, message, best, oracles, *spent)

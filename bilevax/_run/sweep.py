@@ -1,0 +1,263 @@
+"""Many runs as one program: settings and seeds side by side, compiled once."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from bilevax._problem.problem import Problem
+from bilevax._problem.sampling import make_sampler
+from bilevax._run.progress import Choice, Progress, make_progress
+from bilevax._step.state import State
+from bilevax._util import checks
+from bilevax._util.trees import PyTree, norm
+from bilevax.solvers.inputs import check_coefficients
+from bilevax.solvers.restart import Restart
+
+Settings = dict[str, np.ndarray]
+
+
+def grid(**choices: Sequence[float]) -> Settings:
+    """Every combination of some choices: columns by name, the last one running fastest.
+
+    Example:
+      >>> import bilevax as bx
+      >>> {name: column.tolist() for name, column in bx.grid(upper_step=[0.1, 1.0], alpha=[0.5, 0.9]).items()}
+      {'upper_step': [0.1, 0.1, 1.0, 1.0], 'alpha': [0.5, 0.9, 0.5, 0.9]}
+    """
+    columns = list(zip(*itertools.product(*choices.values()), strict=True))
+    if not columns:
+        raise ValueError(f"grid needs at least one choice for every name, got {choices}")
+    return {name: np.asarray(column) for name, column in zip(choices, columns, strict=True)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """What `sweep` returns; R settings and S seeds.
+
+    Attributes:
+      settings: the settings, columns of length R.
+      x: the upper variables at the end, with leading axes (R, S); averages, if the upper step is `averaged`.
+      y: the lower variables at the end, caught up, likewise.
+      history: "objective" (the mean of f since the entry before), "gradient_norm" (‖z‖) and the metrics, each
+        of shape (R, S, entries). A run that diverges goes on as NaN, and disturbs no other.
+      step: the steps at which the entries were taken.
+      seconds: the time of all runs together until then, compilation left out.
+      compile_seconds: time to trace, compile and start.
+    """
+
+    settings: Settings
+    x: PyTree
+    y: PyTree
+    history: dict[str, np.ndarray]
+    step: np.ndarray
+    seconds: np.ndarray
+    compile_seconds: float
+
+    def scores(self, name: str, last: int = 1) -> np.ndarray:
+        """A metric of every setting: the mean over seeds and the last entries, infinite if a run diverged."""
+        if name not in self.history:
+            raise KeyError(f"no {name!r} in the history, which has {sorted(self.history)}")
+        values = self.history[name][:, :, -last:].mean((1, 2))
+        return np.where(np.isfinite(values), values, np.inf)
+
+    def best(self, name: str, last: int = 1) -> dict[str, float]:
+        """The setting with the least mean of a metric.
+
+        Raises:
+          ValueError: if every setting diverged.
+        """
+        scores = self.scores(name, last)
+        if not np.isfinite(scores).any():
+            raise ValueError(f"{name!r} is not finite for any of the {len(scores)} settings: all diverged")
+        return {key: float(column[np.argmin(scores)]) for key, column in self.settings.items()}
+
+
+def sweep(
+    problem: Problem | Sequence[Problem],
+    make: Callable[..., Any],
+    settings: Mapping[str, Sequence[float]],
+    x0: PyTree,
+    y0: PyTree = None,
+    *,
+    steps: int,
+    keys: Array,
+    blocks_per_step: int | None = None,
+    batch_size: int | None = None,
+    shuffle: bool = True,
+    initial_batch_size: int | Literal["all"] | None = None,
+    metrics: Mapping[str, Callable[[Problem, State], Any]] | None = None,
+    every: int | None = None,
+    progress: Choice | Progress | None = "auto",
+) -> Sweep:
+    """Runs a method with many settings and seeds at once: one vmapped program, one compilation.
+
+    Args:
+      problem: what to solve; or one problem per seed, all of the same shapes.
+      make: the solver of a setting, `make(**setting)`: `bx.BSVRBv2`, or a function that builds one with an
+        optax transformation, a schedule or fixed arguments. Called with traced numbers.
+      settings: equally long columns by name; see `grid`.
+      x0: where x starts.
+      y0: where the lower variables start; see `minimize`.
+      steps: how many steps every run takes.
+      keys: an array of random keys, one per seed.
+      blocks_per_step: I, the blocks a step visits; None visits all of them.
+      batch_size: B, the rows per visited block; None takes all of them.
+      shuffle: blocks in shuffled epochs if True, else drawn anew in each step.
+      initial_batch_size: rows per block of the first estimators; see `BSVRBv2.init`.
+      metrics: functions of (problem, state) that JAX can trace; each gives one number.
+      every: steps between two entries of the history; left out, a hundredth of the run.
+      progress: as in `minimize`; the metrics shown are the best of all settings.
+
+    Returns:
+      A `Sweep`.
+
+    Example:
+      >>> import bilevax as bx, jax, jax.numpy as jnp
+      >>> problem = bx.Problem(
+      ...     upper=lambda x, y, block, batch: jnp.sum((y - block) ** 2),
+      ...     lower=lambda x, y, block, batch: jnp.sum((y - x) ** 2),
+      ...     blocks=jnp.arange(8.0).reshape(4, 2),
+      ... )
+      >>> found = bx.sweep(
+      ...     problem, bx.BSVRBv2, bx.grid(upper_step=[0.001, 0.1]), jnp.zeros(2), jnp.zeros((4, 2)),
+      ...     steps=200, keys=jax.random.split(jax.random.key(0), 3), progress=None,
+      ... )
+      >>> found.history["objective"].shape
+      (2, 3, 100)
+      >>> found.best("objective")
+      {'upper_step': 0.1}
+    """
+    began = time.perf_counter()
+    steps = checks.whole_number("steps", steps, 1)
+    every = max(1, steps // 100) if every is None else checks.whole_number("every", every, 1)
+    columns = _checked_settings(settings)
+    count = len(next(iter(columns.values())))
+    seeds = np.shape(keys)[0] if np.ndim(keys) == 1 and jnp.issubdtype(keys.dtype, jax.dtypes.prng_key) else 0
+    if not seeds:
+        raise ValueError("keys must be an array of random keys, such as jax.random.split(key, 5)")
+    plan = {"blocks_per_step": blocks_per_step, "batch_size": batch_size, "shuffle": shuffle}
+    many = not isinstance(problem, Problem)
+    problems = list(problem) if many else [problem]
+    if many and len(problems) != seeds:
+        raise ValueError(f"problem must be one problem or one per key, got {len(problems)} for {seeds} keys")
+    for row in range(count):
+        solver = make(**{name: column[row].item() for name, column in columns.items()})
+        checks.solver(solver)
+        plain = solver.solver if isinstance(solver, Restart) else solver
+        check_coefficients(plain, problems[0], make_sampler(problems[0], keys[0], **plan))
+    stacked = _stack(problems) if many else problem
+    display = make_progress(progress, steps)
+
+    batch = _batch(make, plan | {"initial_batch_size": initial_batch_size}, dict(metrics or {}), many)
+    numbers = {name: jnp.asarray(column, float) for name, column in columns.items()}
+    states = jax.block_until_ready(batch.start(stacked, numbers, x0, y0, keys))
+    states, _, _ = jax.block_until_ready(batch.advance(stacked, numbers, states, 0))
+    compile_seconds = time.perf_counter() - began
+
+    entries, at, seconds, running = [], [], [], 0.0
+    with display:
+        for begin in range(0, steps, every):
+            tick = time.perf_counter()
+            states, objective, measured = batch.advance(stacked, numbers, states, min(every, steps - begin))
+            entry = jax.device_get({"objective": objective} | measured)
+            running += time.perf_counter() - tick
+            entries.append(entry)
+            at.append(min(begin + every, steps))
+            seconds.append(running)
+            best = {name: _least(values) for name, values in entry.items()}
+            display.update(at[-1], at[-1] * count * seeds / running, best)
+    history = {name: np.stack([entry[name] for entry in entries], -1) for name in entries[0]}
+    y = _all_y(states)
+    return Sweep(columns, states.average, y, history, np.asarray(at), np.asarray(seconds), compile_seconds)
+
+
+_all_y = jax.jit(jax.vmap(jax.vmap(lambda state: state.y)))
+
+
+def _batch(make: Callable[..., Any], plan: dict[str, Any], metrics: dict[str, Any], many: bool) -> _Batch:
+    """The compiled parts: those of an earlier sweep of the same functions, if there was one."""
+    parts = (make, tuple(plan.items()), tuple(metrics.items()), many)
+    try:
+        return _known_batch(*parts)
+    except TypeError:  # a function that cannot be hashed
+        return _Batch(*parts)
+
+
+class _Batch:
+    """The compiled parts of a sweep: axes (settings, seeds)."""
+
+    def __init__(
+        self,
+        make: Callable[..., Any],
+        sampling: tuple[tuple[str, Any], ...],
+        measures: tuple[tuple[str, Any], ...],
+        many: bool,
+    ) -> None:
+        plan, metrics, over = dict(sampling), dict(measures), 0 if many else None
+
+        def start(problem: Problem, numbers: Any, x0: PyTree, y0: PyTree, key: Array) -> State:
+            return make(**numbers).init(problem, x0, y0, key=key, **plan)
+
+        def advance(problem: Problem, numbers: Any, state: State, steps: Array) -> Any:
+            solver = make(**numbers)
+
+            def body(_: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
+                state, total = carry
+                state, info = solver.step(problem, state)
+                return state, total + info.objective
+
+            state, total = jax.lax.fori_loop(0, steps, body, (state, jnp.zeros(())))
+            measured = {name: measure(problem, state) for name, measure in metrics.items()}
+            return state, total / steps, measured | {"gradient_norm": norm(state.z)}
+
+        # First over seeds, then over settings: a problem, x0 and y0 are shared by the settings.
+        self.start = eqx.filter_jit(
+            jax.vmap(
+                jax.vmap(start, in_axes=(over, None, None, None, 0)), in_axes=(None, 0, None, None, None)
+            )
+        )
+        self.advance = jax.jit(
+            jax.vmap(jax.vmap(advance, in_axes=(over, None, 0, None)), in_axes=(None, 0, 0, None)),
+            donate_argnums=2,
+        )
+
+
+_known_batch = functools.lru_cache(maxsize=8)(_Batch)
+
+
+def _least(values: np.ndarray) -> float:
+    """The least finite mean over the seeds."""
+    means = np.asarray(values, float).mean(1)
+    return float(np.min(means, where=np.isfinite(means), initial=np.inf))
+
+
+def _stack(problems: list[Problem]) -> Problem:
+    try:
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *problems)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"the problems of a sweep must have the same functions and shapes: {error}"
+        ) from error
+
+
+def _checked_settings(settings: Mapping[str, Any]) -> Settings:
+    if not isinstance(settings, Mapping) or not settings:
+        raise TypeError(
+            f"settings must be a dict of columns, such as grid(upper_step=[0.1, 1.0]), got {settings!r}"
+        )
+    columns = {name: np.asarray(column, float) for name, column in settings.items()}
+    lengths = {name: column.shape for name, column in columns.items()}
+    if any(len(shape) != 1 or shape[0] == 0 for shape in lengths.values()) or len(set(lengths.values())) > 1:
+        raise ValueError(f"settings must be columns of one length, got shapes {lengths}")
+    return columns

@@ -1,0 +1,84 @@
+"""An average of the latest x, beside any optax transformation."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from bilevax._util import checks
+from bilevax._util.trees import PyTree
+
+_EARLY = 0.1  # before the window is full, the average is over about this share of the steps so far
+
+
+class Averaged(NamedTuple):
+    """The state of `averaged`.
+
+    Attributes:
+      count: how many x were averaged.
+      average: of them, in float32 or better; x itself before the first.
+      inner: the state of the transformation.
+    """
+
+    count: Array
+    average: PyTree
+    inner: PyTree
+
+
+def averaged(upper_step: optax.GradientTransformation, window: Any) -> optax.GradientTransformation:
+    """An upper step that also keeps an average of x, and changes nothing else.
+
+    With constant steps x wanders around what it would tend to. Its average over the latest steps wanders
+    less: weights fall by 1/e over `window` steps, or over a tenth of the steps so far while that is less. It
+    is of the x that steps start from: the very last is not in it yet. `state.average` is the average; so are
+    `result.x` and `result.best.x` of `bx.minimize`, and `found.x` of `bx.sweep`.
+
+    Args:
+      upper_step: how x moves.
+      window: how many steps, 1 or more.
+
+    Returns:
+      A transformation, for the `upper_step` of any solver, alone or in a chain.
+
+    Raises:
+      TypeError: if `upper_step` is not an optax transformation.
+      ValueError: if the window is less than 1.
+
+    Example:
+      >>> import bilevax as bx, optax
+      >>> solver = bx.BSVRBv2(upper_step=bx.averaged(optax.adam(1e-3), window=500))
+    """
+    if not isinstance(upper_step, optax.GradientTransformation):
+        raise TypeError(f"upper_step must be an optax transformation, got {type(upper_step).__name__}")
+    checks.number("window", window, 1.0)
+
+    def init(params: PyTree) -> Averaged:
+        return Averaged(jnp.zeros((), jnp.int32), jax.tree.map(_wide, params), upper_step.init(params))
+
+    def update(updates: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, Averaged]:
+        if params is None:
+            raise ValueError("averaged needs params: call update(updates, state, params), got None")
+        updates, inner = upper_step.update(updates, state.inner, params)
+        # x before the step: what the solver does with the updates (a restart's stage) is its own affair.
+        share = jnp.maximum(1 / jnp.asarray(window, jnp.float32), 1 / (1 + _EARLY * state.count))
+        average = jax.tree.map(
+            lambda mean, x: mean + share.astype(mean.dtype) * (x - mean), state.average, params
+        )
+        return updates, Averaged(jnp.asarray(optax.safe_increment(state.count)), average, inner)
+
+    return optax.GradientTransformation(init, update)
+
+
+def average_of(optimizer: PyTree, x: PyTree) -> PyTree:
+    """The average that an optimizer's state keeps, with the dtypes of x; x if it keeps none."""
+    nodes = jax.tree.leaves(optimizer, is_leaf=lambda node: isinstance(node, Averaged))
+    averages = [node.average for node in nodes if isinstance(node, Averaged)]
+    return jax.tree.map(lambda mean, one: mean.astype(one.dtype), averages[0], x) if averages else x
+
+
+def _wide(leaf: Array) -> Array:
+    return jnp.asarray(leaf, jnp.promote_types(leaf.dtype, jnp.float32))

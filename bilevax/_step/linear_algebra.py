@@ -1,0 +1,117 @@
+"""Small dense systems, one per slot: solving, and keeping eigenvalues above a floor."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.flatten_util import ravel_pytree
+
+from bilevax._util.trees import PyTree
+
+
+def raise_eigenvalues(matrices: Array, floor: Array) -> tuple[Array, Array]:
+    """The nearest symmetric matrices with eigenvalues ≥ floor (S_λ), and how many had to be changed.
+
+    A Cholesky factorisation of H − floor · 1 tells whether a matrix is there already; only those that
+    are not are changed: on a CPU by decomposing them one by one, on an accelerator, where products are much
+    cheaper than eigenvalues, by `positive_part`.
+    """
+    size = matrices.shape[-1]
+    floor = jnp.asarray(floor, matrices.dtype)
+    symmetric = (matrices + jnp.swapaxes(matrices, -1, -2)) / 2
+    if size == 1:
+        return jnp.maximum(symmetric, floor), jnp.sum(symmetric < floor, dtype=jnp.int32)
+    shifted = symmetric - floor * jnp.eye(size, dtype=matrices.dtype)
+    low = jax.vmap(one_by_one(lambda matrix: ~jnp.isfinite(_cholesky(matrix)[-1, -1])))(shifted)
+    if jax.default_backend() != "cpu":
+        changed = run_if(jnp.any(low), lambda: symmetric - shifted + positive_part(shifted), symmetric)
+        return jnp.where(low[:, None, None], changed, symmetric), jnp.sum(low, dtype=jnp.int32)
+
+    def lift(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        matrices, low = carry
+        place = jnp.argmax(low)
+        values, vectors = one_by_one(_eigh)(matrices[place])
+        lifted = (vectors * jnp.maximum(values, floor)) @ vectors.T
+        return matrices.at[place].set((lifted + lifted.T) / 2), low.at[place].set(False)
+
+    lifted, _ = jax.lax.while_loop(lambda carry: jnp.any(carry[1]), lift, (symmetric, low))
+    return lifted, jnp.sum(low, dtype=jnp.int32)
+
+
+def positive_part(matrices: Array) -> Array:
+    """Symmetric matrices with their negative eigenvalues set to zero, by products alone.
+
+    A₊ = (A + A sign A)/2, and X ← (3X − X³)/2 from A/‖A‖ tends to sign A. An eigenvalue a of A/‖A‖ grows by
+    half in each turn until it is near ±1: those that are not there in the end are below the rounding of A,
+    which is added, so that none is left below zero.
+    """
+    size, dtype = matrices.shape[-1], matrices.dtype
+    rounding = 4 * jnp.finfo(dtype).eps
+    turns = math.ceil(math.log(1 / float(rounding)) / math.log(1.5)) + 6
+    largest = jnp.linalg.norm(matrices, axis=(-2, -1), keepdims=True)
+    scaled = matrices / jnp.maximum(largest, jnp.finfo(dtype).tiny)
+    product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+
+    def turn(_: Array, X: Array) -> Array:
+        X = 1.5 * X - 0.5 * product(X, product(X, X))
+        return (X + jnp.swapaxes(X, -1, -2)) / 2
+
+    sign = jax.lax.fori_loop(0, turns, turn, scaled)
+    part = (scaled + product(scaled, sign)) / 2
+    part = (part + jnp.swapaxes(part, -1, -2)) / 2 + rounding * jnp.eye(size, dtype=dtype)
+    return part * largest
+
+
+def solve(matrices: Array, right: Array) -> Array:
+    """The solutions of positive definite systems; `right` has its right-hand sides as last axis."""
+    if matrices.shape[-1] == 1:
+        return right / matrices
+
+    def one(matrix: Array, right: Array) -> Array:
+        factor = _cholesky(matrix)
+        half = jax.lax.linalg.triangular_solve(factor, right, left_side=True, lower=True)
+        return jax.lax.linalg.triangular_solve(factor, half, left_side=True, lower=True, transpose_a=True)
+
+    return jax.vmap(one_by_one(one))(matrices, right)
+
+
+def one_by_one(function: Any) -> Any:
+    """A function of one matrix that a vmap batches on an accelerator, and turns into a loop on a CPU.
+
+    A batched factorisation on the CPU waits inside a worker thread for other workers to do its parts. Two
+    of them at once on a machine with two cores wait for each other for ever.
+    """
+    return jax.custom_batching.sequential_vmap(function) if jax.default_backend() == "cpu" else function
+
+
+def run_if(condition: Array, compute: Any, otherwise: Array) -> Array:
+    """compute() if the condition holds. A loop of at most one pass: unlike a cond, skipped under vmap too."""
+    return jax.lax.while_loop(
+        lambda carry: carry[0], lambda carry: (jnp.zeros((), bool), compute()), (condition, otherwise)
+    )[1]
+
+
+def _eigh(matrix: Array) -> tuple[Array, Array]:
+    values, vectors = jnp.linalg.eigh(matrix, symmetrize_input=False)
+    return values, vectors
+
+
+def _cholesky(matrix: Array) -> Array:
+    return jax.lax.linalg.cholesky(matrix, symmetrize_input=False)
+
+
+def flatten_slots(tree: PyTree) -> Array:
+    """Each slot's tree as one vector."""
+    return jax.vmap(lambda one: ravel_pytree(one)[0])(tree)
+
+
+def unflatten_slots(flat: Array, like: PyTree) -> PyTree:
+    """The inverse of `flatten_slots`."""
+    one = jax.tree.map(lambda a: a[0], like)
+    unravel = ravel_pytree(one)[1]
+    return jax.vmap(unravel)(flat)

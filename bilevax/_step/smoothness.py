@@ -1,0 +1,103 @@
+"""Estimates of L_g and λ, the extreme curvatures of the lower problems, for what a user leaves out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from bilevax._problem.levels import Argmin
+from bilevax._problem.problem import Problem
+from bilevax._problem.sampling import POWER, Sample, Sampler, permuted
+from bilevax._problem.stream import Stream
+from bilevax._step.lagrangian import Point, hessians, over_blocks
+from bilevax._step.linear_algebra import one_by_one
+from bilevax._step.slots import gather
+from bilevax._util.trees import norm
+
+PyTree = Any
+
+_BLOCKS = 64
+_PASSES = 20
+
+
+def estimate_smoothness(
+    problem: Problem, x: PyTree, y: dict[str, PyTree], sampler: Sampler
+) -> dict[str, Array]:
+    """The largest curvature of each argmin level, by power iteration over sampled blocks.
+
+    Args:
+      problem: the problem.
+      x: where to look.
+      y: per level the slots' variables, where to look.
+      sampler: gives the batch size: what a step sees is what must be stable.
+
+    Returns:
+      L_g by level; mean levels, whose Hessian is the identity, are left out.
+    """
+    sample = _probe(problem, sampler)
+    # Not the run's own key: a run over all blocks and all rows must not depend on it.
+    here = sample.blocks.shape[0]
+    first = 0 if sampler.axis is None else jax.lax.axis_index(sampler.axis) * here
+    keys = jax.random.split(jax.random.key(0), here * sampler.devices)[first + jnp.arange(here)]
+    out = {}
+    for name, level in problem.levels.items():
+        if not isinstance(level, Argmin):
+            continue
+
+        def largest(
+            x: Any, y: Any, key: Any, constants: Any, upper: Any, lower: Any, name=name, level=level
+        ) -> Array:
+            def gradient(y: PyTree) -> PyTree:
+                return jax.grad(lambda y: level.value(x, y, constants, lower[name].rows, lower[name].weight))(
+                    y
+                )
+
+            def iterate(_: Any, carry: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
+                v, _size = carry
+                image = jax.jvp(gradient, (y,), (v,))[1]
+                size = norm(image)
+                return jax.tree.map(lambda a: a / jnp.where(size > 0, size, 1).astype(a.dtype), image), size
+
+            leaves, structure = jax.tree.flatten(y)
+            parts = jax.random.split(key, len(leaves))
+            start = [jax.random.normal(k, a.shape, a.dtype) for k, a in zip(parts, leaves, strict=True)]
+            start = jax.tree.unflatten(structure, start)
+            start = jax.tree.map(lambda a: a / norm(start).astype(a.dtype), start)
+            return jax.lax.fori_loop(0, _PASSES, iterate, (start, jnp.zeros((), norm(start).dtype)))[1]
+
+        rows = gather(y[name], sample.slots[name])
+        sizes = over_blocks(largest, sample)(x, rows, keys, sample.constants, sample.upper, sample.lower)
+        worst = sampler.largest(jnp.max(sizes))
+        out[name] = jnp.where(worst > 0, worst, 1)
+    return out
+
+
+def estimate_floor(
+    problem: Problem, name: str, x: PyTree, y: dict[str, PyTree], sampler: Sampler, smoothness: Array
+) -> Array:
+    """A floor λ for the tracked Hessians of a level: half the least curvature that a batch shows.
+
+    A batch of few rows shows the regulariser alone in most directions, which is what λ must not exceed.
+    Where batches have no curvature at all in some direction, the floor is a thousandth of L_g.
+    """
+    sample = _probe(problem, sampler)
+    point = Point(x, {level: gather(y[level], sample.slots[level]) for level in y})
+    eigenvalues = jax.vmap(one_by_one(lambda matrix: jnp.linalg.eigvalsh(matrix)))
+    least = -sampler.largest(-jnp.min(eigenvalues(hessians(problem, name, point, sample))))
+    return jnp.where(least > 1e-6 * smoothness, least / 2, 1e-3 * smoothness)
+
+
+def _probe(problem: Problem, sampler: Sampler) -> Sample:
+    """Some blocks to look at, with the run's batch size: what a step sees is what must be stable."""
+    size = sampler.stratum_size
+    count = min(size, -(-_BLOCKS // ((sampler.strata or 1) * sampler.devices)))
+
+    def of_stratum(place: Any) -> Sample:
+        chosen = permuted(sampler.stream(Stream.start(jax.random.key(0)), place), jnp.arange(count), size)
+        random = sampler.stream(sampler.random.at(POWER), place)
+        return sampler.visit(problem, place * size + chosen, random, sampler.batch_size)
+
+    return sampler.by_stratum(of_stratum)

@@ -1,0 +1,113 @@
+"""What a run carries from step to step, and what a step tells about itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+from jax import Array
+
+from bilevax._problem.sampling import Sampler
+from bilevax._step.averaging import average_of
+from bilevax._step.clocks import Clocks
+from bilevax._step.slots import Moving
+from bilevax._util.trees import PyTree, spread
+
+
+class Along(eqx.Module):
+    """The way back from a plain step: x − η z was reached by η along z, so that no x before it is kept.
+
+    Attributes:
+      amount: η; 0 before the first step.
+    """
+
+    amount: Array
+
+    def from_(self, x: PyTree, z: PyTree) -> PyTree:
+        """x one step earlier."""
+        # A state that came out of a vmap has an amount per run.
+        return jax.tree.map(lambda a, slope: a + spread(self.amount, slope) * slope, x, z)
+
+
+class State(eqx.Module):
+    """The state of a run: a pytree of arrays.
+
+    Attributes:
+      step: how many steps were taken.
+      x: the upper variable.
+      z: the tracked ∇F.
+      back: x one step earlier, or how to get there; None if the method does not look there.
+      optimizer: the state of the optax transformation, if `upper_step` is one.
+      levels: the per-slot memory of each lower level.
+      clocks: per level, the sums of steps that lazy slots catch up with.
+      smoothness: the estimates of L_g, where a step was left out.
+      floors: the floors of the tracked Hessians, where they were left out.
+      sampler: the plan of sampling.
+      store: the stored gradients of a method that keeps them; else None.
+    """
+
+    step: Array
+    x: PyTree
+    z: PyTree
+    back: PyTree
+    optimizer: PyTree
+    levels: dict[str, Any]
+    clocks: dict[str, Clocks]
+    smoothness: dict[str, Array]
+    floors: dict[str, Array]
+    sampler: Sampler
+    named: bool = eqx.field(static=True)
+    store: PyTree = None
+
+    @property
+    def x_before(self) -> PyTree:
+        """x one step earlier; None if the method does not look there."""
+        return self.back.from_(self.x, self.z) if isinstance(self.back, Along) else self.back
+
+    @property
+    def average(self) -> PyTree:
+        """The average of x that an `averaged` upper step keeps; x itself without one."""
+        return average_of(self.optimizer, self.x)
+
+    @property
+    def y(self) -> PyTree:
+        """The lower variables, all caught up with the present step."""
+        return self._view({name: _current(self, name, "y") for name in self.levels})
+
+    @property
+    def v(self) -> PyTree:
+        """The tracked [∇²_yy g]⁻¹ ∇_y f, caught up; None for levels that do not track it.
+
+        Its projection onto the ball of `radius` is applied when a slot is next visited.
+        """
+        return self._view({name: _current(self, name, "v") for name in self.levels})
+
+    def _view(self, by_level: dict[str, PyTree]) -> PyTree:
+        return by_level if self.named else next(iter(by_level.values()))
+
+
+@eqx.filter_jit  # one pass over the memory, without arrays in between
+def _current(state: State, name: str, letter: str) -> PyTree:
+    variable = getattr(state.levels[name], letter, None)
+    if not isinstance(variable, Moving):
+        return variable
+    return variable.at(getattr(state.clocks[name], letter).now)
+
+
+class Info(eqx.Module):
+    """What a step saw.
+
+    Attributes:
+      objective: the mean of f over the sampled blocks and rows.
+      gradient_norm: ‖z‖, the size of the tracked ∇F.
+      lower_residual: root mean square of the tracked ∇_y g over the visited slots (0 for mean levels).
+      inverse_residual: the same of the tracked ∇²_yy g v − ∇_y f, where v is tracked.
+      decomposed: how many tracked Hessians fell below the floor and had to be decomposed.
+    """
+
+    objective: Array
+    gradient_norm: Array
+    lower_residual: Array
+    inverse_residual: Array
+    decomposed: Array

@@ -1,0 +1,291 @@
+"""All blocks on all rows, a group of blocks at a time: lower solutions, linear systems and means.
+
+Argmin levels are minimised by BFGS and finished by Newton's method; their Hessians are factorised if they
+are small, and seen through Hessian-vector products only if not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.flatten_util import ravel_pytree
+
+from bilevax._problem.levels import Argmin, Mean
+from bilevax._problem.problem import Problem
+from bilevax._problem.rows import Batch
+from bilevax._problem.sampling import Sample, Sampler, make_sampler
+from bilevax._step.lagrangian import Point, gradients, over_blocks, upper_gradients
+from bilevax._step.slots import gather
+from bilevax._util.trees import PyTree, combine, norm, result_dtype, zeros_like
+
+_DENSE = 512  # the largest d_y whose Hessians are formed
+_NUMBERS = 2**25  # how many numbers of intermediate results a group of blocks may take, about
+_NEWTON_STEPS = 100
+
+
+class Plan(eqx.Module):
+    """How to go about a problem: all of it is static, so that it is compiled once."""
+
+    tolerance: float
+    max_steps: int
+    group: int
+
+
+def libraries() -> tuple[Any, Any]:
+    """optimistix and lineax, which are no dependencies of the rest of the library."""
+    try:
+        import lineax
+        import optimistix
+    except ImportError as error:
+        raise ImportError(
+            'bilevax.diagnostics needs optimistix and lineax: pip install "bilevax[diagnostics]"'
+        ) from error
+    return optimistix, lineax
+
+
+def all_rows(problem: Problem) -> Sampler:
+    """The sampler that leaves nothing to chance: all blocks, and all their rows."""
+    return make_sampler(problem, jax.random.key(0), None, None, True)
+
+
+def group_size(problem: Problem, sampler: Sampler, y: dict[str, PyTree]) -> int:
+    """How many blocks to look at together, from the size of their rows and Hessians."""
+    sample = sampler.one_block(problem, None)
+    size = max(sum(leaf.size for leaf in jax.tree.leaves(level)) for level in y.values()) // problem.count
+    directions = size if size <= _DENSE else 1
+    most = 1
+    for batch in (sample.upper, *sample.lower.values()):
+        leaves = jax.tree.leaves(batch.rows)
+        own = 0 if batch.shared else sum(leaf.size for leaf in leaves)
+        count = max((leaf.shape[0 if batch.shared else 1] for leaf in leaves), default=1)
+        most = max(most, own + count * directions + size * directions)
+    return max(1, _NUMBERS // most)
+
+
+def solved(problem: Problem, x: PyTree, start: dict[str, PyTree], plan: Plan) -> dict[str, PyTree]:
+    """y(x) by level, checked."""
+    found = _solve(problem, x, start, plan)
+    return _checked(found, plan, "was not solved: ‖∇_y g‖", "another y0, more max_steps")
+
+
+def inverted(problem: Problem, x: PyTree, y: dict[str, PyTree], plan: Plan) -> dict[str, PyTree]:
+    """v(x, y) by level, checked."""
+    found = _invert(problem, x, y, plan)
+    return _checked(found, plan, "has a Hessian that was not inverted: ‖∇²_yy g v − ∇_y f‖", "float64")
+
+
+@eqx.filter_jit
+def upper_mean(problem: Problem, x: PyTree, y: dict[str, PyTree], plan: Plan) -> Array:
+    """The mean over the blocks of f_i(x, y_i)."""
+
+    def one(x: Any, y: Any, _: Any, constants: Any, upper: Any, lower: Any) -> Array:
+        return problem.upper_value(x, y, constants, upper.rows, upper.weight)
+
+    def look(sample: Sample, y: dict[str, PyTree]) -> Array:
+        return over_blocks(one, sample)(x, y, y, sample.constants, sample.upper, sample.lower)
+
+    return jnp.mean(_each_block(problem, plan, look, y))
+
+
+@eqx.filter_jit
+def lower_slopes(problem: Problem, x: PyTree, y: dict[str, PyTree], plan: Plan) -> dict[str, PyTree]:
+    """∂ℓ/∂v of every block: −∇_y g_i for an argmin level."""
+
+    def look(sample: Sample, y: dict[str, PyTree]) -> dict[str, PyTree]:
+        return gradients(problem, Point(x, y), zeros_like(y), sample).v
+
+    return _each_block(problem, plan, look, y)
+
+
+@eqx.filter_jit
+def mean_gradient(
+    problem: Problem, x: PyTree, y: dict[str, PyTree], v: dict[str, PyTree], plan: Plan
+) -> PyTree:
+    """The mean of ∂ℓ/∂x over all blocks, without a gradient in x per block."""
+    sampler = all_rows(problem)
+    groups, rest = divmod(problem.count, plan.group)
+
+    def look(blocks: Array, total: PyTree) -> PyTree:
+        sample = sampler.visit(problem, blocks, sampler.random, None)
+        seen = gradients(problem, Point(x, gather(y, blocks)), gather(v, blocks), sample)
+        return combine((1, total), (blocks.shape[0] / problem.count, seen.x))
+
+    def whole(number: Array, total: PyTree) -> PyTree:
+        return look(number * plan.group + jnp.arange(plan.group), total)
+
+    total = jax.lax.fori_loop(0, groups, whole, zeros_like(x))
+    return look(jnp.arange(problem.count - rest, problem.count), total) if rest else total
+
+
+def _each_block(problem: Problem, plan: Plan, look: Callable[..., PyTree], y: dict[str, PyTree]) -> PyTree:
+    """look(sample, y) on one group of blocks after the other; what it gives per block, for all of them."""
+    sampler = all_rows(problem)
+    groups = -(-problem.count // plan.group)
+    # The last group is filled up with the last block, so that all groups are one compiled loop.
+    blocks = jnp.minimum(jnp.arange(groups * plan.group), problem.count - 1).reshape(groups, plan.group)
+
+    def visit(blocks: Array) -> PyTree:
+        return look(sampler.visit(problem, blocks, sampler.random, None), gather(y, blocks))
+
+    out = jax.lax.map(visit, blocks)
+    return jax.tree.map(lambda a: jnp.reshape(a, (-1, *a.shape[2:]))[: problem.count], out)
+
+
+def _checked(found: dict[str, Any], plan: Plan, what: str, remedy: str) -> dict[str, PyTree]:
+    """What was found by level; raises if the residual of a block exceeds its bound, or is not a number."""
+    for name, (_, sizes) in found.items():
+        residual, scale = (np.asarray(size, np.float64) for size in sizes)
+        bad = ~(residual <= plan.tolerance * scale)
+        if not bad.any():
+            continue
+        with np.errstate(divide="ignore", invalid="ignore"):
+            excess = np.where(bad, np.nan_to_num(residual / scale, nan=np.inf), -1.0)
+        worst = int(np.argmax(excess))
+        raise RuntimeError(
+            f"lower level {name!r} of block {worst} {what} = {residual[worst]:.3g}, expected at most "
+            f"{plan.tolerance * scale[worst]:.3g} (tolerance {plan.tolerance:g} × scale {scale[worst]:.3g}). "
+            f"{bad.sum()} of {bad.size} blocks failed, this one by most. g must be smooth and strongly "
+            f"convex in y; if it is, try {remedy} or a larger tolerance"
+        )
+    return {name: value for name, (value, _) in found.items()}
+
+
+@eqx.filter_jit
+def _solve(problem: Problem, x: PyTree, start: dict[str, PyTree], plan: Plan) -> dict[str, Any]:
+    """By level y(x), and per block ‖∇_y g‖ and what to hold it against."""
+    levels = problem.levels.items()
+
+    def one(x: Any, y: Any, _: Any, constants: Any, upper: Any, lower: Any) -> dict[str, Any]:
+        return {n: _solve_one(level, x, y[n], constants, lower[n], plan) for n, level in levels}
+
+    def look(sample: Sample, y: dict[str, PyTree]) -> dict[str, Any]:
+        return over_blocks(one, sample)(x, y, y, sample.constants, sample.upper, sample.lower)
+
+    return _each_block(problem, plan, look, start)
+
+
+def _solve_one(
+    level: Any, x: PyTree, y: PyTree, constants: PyTree, batch: Batch, plan: Plan
+) -> tuple[PyTree, tuple[Array, Array]]:
+    if isinstance(level, Mean):
+        return level.value(x, constants, batch.rows, batch.weight), _exact(x)
+    value, flat, unravel = _flattened(level, x, y, constants, batch)
+    flat, sizes = _minimise(value, flat, plan)
+    return unravel(flat), sizes
+
+
+@eqx.filter_jit
+def _invert(problem: Problem, x: PyTree, y: dict[str, PyTree], plan: Plan) -> dict[str, Any]:
+    """By level v = [∇²_yy g]⁻¹ ∇_y f, and per block ‖∇²_yy g v − ∇_y f‖ and what to hold it against."""
+    levels = problem.levels.items()
+
+    def one(x: Any, y: Any, by_y: Any, constants: Any, upper: Any, lower: Any) -> dict[str, Any]:
+        return {n: _invert_one(level, x, y[n], by_y[n], constants, lower[n], plan) for n, level in levels}
+
+    def look(sample: Sample, y: dict[str, PyTree]) -> dict[str, Any]:
+        by_y = upper_gradients(problem, Point(x, y), sample)
+        return over_blocks(one, sample)(x, y, by_y, sample.constants, sample.upper, sample.lower)
+
+    return _each_block(problem, plan, look, y)
+
+
+def _invert_one(
+    level: Any, x: PyTree, y: PyTree, by_y: PyTree, constants: PyTree, batch: Batch, plan: Plan
+) -> tuple[PyTree, tuple[Array, Array]]:
+    if isinstance(level, Mean):
+        return by_y, _exact(x)
+    value, flat, unravel = _flattened(level, x, y, constants, batch)
+    right = ravel_pytree(by_y)[0]
+    gradient = jax.grad(value)
+    v = _system(gradient, flat, right, plan)
+    _, push = jax.linearize(gradient, flat)
+    return unravel(v), (norm(push(v) - right), norm(right) + norm(push(_unit(v))) * norm(v))
+
+
+def _flattened(
+    level: Argmin, x: PyTree, y: PyTree, constants: PyTree, batch: Batch
+) -> tuple[Any, Array, Any]:
+    """One block's g as a function of a flat y, that y, and the way back."""
+    flat, unravel = ravel_pytree(y)
+
+    def value(flat: Array) -> Array:
+        return level.value(x, unravel(flat), constants, batch.rows, batch.weight)
+
+    return value, flat, unravel
+
+
+def _minimise(value: Callable[[Array], Array], start: Array, plan: Plan) -> tuple[Array, tuple[Array, Array]]:
+    """The minimiser of one block's g, its ‖∇g‖ and the scale of that."""
+    optimistix, _ = libraries()
+    gradient = jax.grad(value)
+
+    def measure(y: Array) -> tuple[Array, Array, Array]:
+        slope, push = jax.linearize(gradient, y)
+        return slope, norm(slope), norm(push(y)) + norm(push(_unit(y)))
+
+    coarse = min(1e-3, plan.tolerance**0.5)
+    method = optimistix.BFGS if start.size <= _DENSE else optimistix.LBFGS
+    found = optimistix.minimise(
+        lambda y, _: value(y), method(rtol=coarse, atol=coarse), start, max_steps=plan.max_steps, throw=False
+    ).value
+    found = jnp.where(jnp.all(jnp.isfinite(found)), found, start)
+
+    # Newton's method, halving a step that does not lower ‖∇g‖, down to rounding.
+    fine = max(1e-3 * plan.tolerance, 20 * float(jnp.finfo(start.dtype).eps))
+
+    def unfinished(carry: Any) -> Array:
+        _, (_, size, scale), length, count = carry
+        shortest = jnp.where(size > plan.tolerance * scale, 1e-9, 1e-3)
+        return (size > fine * scale) & (length > shortest) & (count < _NEWTON_STEPS)
+
+    def newton(carry: Any) -> Any:
+        y, now, length, count = carry
+        moved = y - length * _system(gradient, y, now[0], plan)
+        then = measure(moved)
+        better = then[1] < now[1]
+        y, now = jax.tree.map(lambda new, old: jnp.where(better, new, old), (moved, then), (y, now))
+        return y, now, jnp.where(better, jnp.minimum(2 * length, 1), length / 2), count + 1
+
+    carry = (found, measure(found), jnp.ones((), start.dtype), jnp.zeros((), jnp.int32))
+    y, (_, size, scale), *_ = jax.lax.while_loop(unfinished, newton, carry)
+    return y, (jnp.where(jnp.isfinite(value(y)), size, jnp.nan), scale)
+
+
+def _system(gradient: Callable[[Array], Array], y: Array, right: Array, plan: Plan) -> Array:
+    """[∇²g(y)]⁻¹ right: by a Cholesky factorisation if it is small, else by conjugate gradients."""
+    _, lineax = libraries()
+    positive = lineax.positive_semidefinite_tag
+    if y.size <= _DENSE:
+        operator = lineax.MatrixLinearOperator(jax.jacfwd(gradient)(y), positive)
+        return lineax.linear_solve(operator, right, lineax.Cholesky(), throw=False).value
+    _, push = jax.linearize(gradient, y)
+    size = _or_one(norm(right))
+    unit = right / size
+    # lineax takes curvatures below 100 d ε for zero, which is no small number in float32: they are scaled up.
+    boost = 1e6 / _or_one(norm(push(unit)))
+    operator = lineax.FunctionLinearOperator(
+        lambda v: boost * push(v), jax.ShapeDtypeStruct(y.shape, y.dtype), positive
+    )
+    fine = max(1e-2 * plan.tolerance, 20 * float(jnp.finfo(y.dtype).eps))
+    method = lineax.CG(rtol=fine, atol=fine, norm=norm)
+    return size * boost * lineax.linear_solve(operator, unit, method, throw=False).value
+
+
+def _exact(x: PyTree) -> tuple[Array, Array]:
+    """The residual, and its scale, of what needs no solver."""
+    zero = jnp.zeros((), result_dtype(x))
+    return zero, zero
+
+
+def _unit(like: Array) -> Array:
+    return jnp.full_like(like, like.size**-0.5)
+
+
+def _or_one(size: Array) -> Array:
+    return jnp.where(size > 0, size, 1)

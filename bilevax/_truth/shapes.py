@@ -1,0 +1,128 @@
+"""The shape of one block's y, when no y0 says it: the only one that the user's functions accept."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from bilevax._problem.levels import Argmin, Mean
+from bilevax._problem.problem import Problem
+from bilevax._problem.sampling import Sample, Sampler
+from bilevax._step.lagrangian import over_blocks
+from bilevax._util.trees import PyTree, result_dtype
+
+_Shape = tuple[int, ...]
+
+
+def inferred(problem: Problem, sampler: Sampler, x: PyTree, given: dict[str, PyTree]) -> dict[str, PyTree]:
+    """Zeros for the argmin levels without a start, in the only shape that the user's functions accept."""
+    missing = [n for n, level in problem.levels.items() if isinstance(level, Argmin) and given[n] is None]
+    if not missing:
+        return {}
+    sample = sampler.one_block(problem, None)
+    lengths = _lengths(sample, x)
+    if any(batch.weight is not None for batch in (sample.upper, *sample.lower.values())):
+        # Weighted rows are handed over one by one, and an axis of one row fits anything: look at more rows,
+        # of a number that is no other length.
+        sample = sampler.one_block(problem, max(lengths, default=1) + 1)
+    shapes: list[_Shape] = sorted({(), *((n,) for n in lengths)}, key=lambda shape: (_rank(shape), shape))
+    choices, errors = _accepted(problem, sample, x, given, missing, shapes)
+    first = min((_ranks(choice) for choice in choices), default=())
+    choices = [choice for choice in choices if _ranks(choice) == first]
+    if len(choices) == 1:
+        found = zip(missing, choices[0], strict=True)
+        return {n: jnp.zeros((problem.count, *shape), result_dtype(x)) for n, shape in found}
+    ask = f"So give y0, with a leading axis of {problem.count} (one entry per block)"
+    if choices:
+        named = [", ".join(f"{n!r}: {s}" for n, s in zip(missing, choice, strict=True)) for choice in choices]
+        listed = "; ".join(named if problem.named else [str(choice[0]) for choice in choices])
+        raise ValueError(
+            f"y0 is left out, and several shapes of one block's y fit lower and upper: {listed}. {ask}"
+        )
+    tried = ", ".join(map(str, shapes))
+    raise ValueError(
+        f"y0 is left out, and no shape of one block's y fits lower and upper (tried {tried}). {ask}"
+    ) from (errors[0] if errors else None)
+
+
+def _rank(shape: _Shape) -> int:
+    """Vectors first; a vector of one entry or a number only if no vector fits: they broadcast to anything."""
+    return 2 if shape == () else int(shape == (1,))
+
+
+def _ranks(choice: tuple[_Shape, ...]) -> tuple[int, ...]:
+    return tuple(map(_rank, choice))
+
+
+def _lengths(sample: Sample, x: PyTree) -> set[int]:
+    """The lengths of all axes of x, the block constants and the rows, but for those of blocks and rows."""
+    shapes = [leaf.shape for leaf in jax.tree.leaves(x)]
+    shapes += [leaf.shape[1:] for leaf in jax.tree.leaves(sample.constants)]
+    for batch in (sample.upper, *sample.lower.values()):
+        shapes += [leaf.shape[1 if batch.shared else 2 :] for leaf in jax.tree.leaves(batch.rows)]
+    return set(itertools.chain(*shapes))
+
+
+def _accepted(
+    problem: Problem,
+    sample: Sample,
+    x: PyTree,
+    given: dict[str, PyTree],
+    missing: list[str],
+    shapes: list[_Shape],
+) -> tuple[list[tuple[_Shape, ...]], list[Exception]]:
+    """The choices of a shape per missing level that lower and upper accept, and what they raise at others."""
+    errors: list[Exception] = []
+
+    def upper_value(x: Any, y: Any, _: Any, constants: Any, upper: Any, lower: Any) -> Array:
+        return problem.upper_value(x, y, constants, upper.rows, upper.weight)
+
+    def lower_value(name: str) -> Any:
+        return functools.partial(_lower_value, problem.levels[name], name)
+
+    def fits(one: Any, y: PyTree) -> bool:
+        try:
+            out = _traced(one, sample, x, y)
+        except Exception as error:  # a user's function may fail on a wrong shape in any way
+            errors.append(error)
+            return False
+        return isinstance(out, jax.ShapeDtypeStruct) and out.shape == (1,)
+
+    def abstract(shape: _Shape) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((1, *shape), result_dtype(x))
+
+    means = [n for n, level in problem.levels.items() if isinstance(level, Mean)]
+    known = {n: _traced(lower_value(n), sample, x, None) for n in means} | {
+        n: jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape[1:]), a.dtype), tree)
+        for n, tree in given.items()
+        if tree is not None
+    }
+    by_lower = [[shape for shape in shapes if fits(lower_value(n), abstract(shape))] for n in missing]
+    choices = [
+        choice
+        for choice in itertools.product(*by_lower)
+        if fits(upper_value, known | dict(zip(missing, map(abstract, choice), strict=True)))
+    ]
+    return choices, errors
+
+
+def _lower_value(
+    level: Any, name: str, x: PyTree, y: PyTree, _: Any, constants: PyTree, upper: Any, lower: Any
+) -> PyTree:
+    """c_i(x) of a mean level, g_i(x, y) of an argmin level."""
+    rows = (constants, lower[name].rows, lower[name].weight)
+    return level.value(x, *rows) if isinstance(level, Mean) else level.value(x, y, *rows)
+
+
+def _traced(one: Any, sample: Sample, x: PyTree, y: PyTree) -> Any:
+    """The shapes of what a function of one block gives on a sample of one."""
+
+    def look(sample: Sample, x: PyTree, y: PyTree) -> Any:
+        return over_blocks(one, sample)(x, y, y, sample.constants, sample.upper, sample.lower)
+
+    return jax.eval_shape(look, sample, x, y)

@@ -1,0 +1,18 @@
+"""What a user of the command line can mend, told in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import typer
+
+
+@contextmanager
+def errors_as_messages(command: str = "bilevax") -> Iterator[None]:
+    """Turns errors of input, of files and of missing packages into a line and exit code 1."""
+    try:
+        yield
+    except (ImportError, OSError, ValueError) as error:
+        typer.echo(f"{command}: {error}", err=True)
+        raise typer.Exit(1) from error

@@ -1,0 +1,68 @@
+"""RE-: a solver run in stages, each with smaller steps and twice as long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+from jax import Array
+
+from bilevax._problem.problem import Problem
+from bilevax._step.state import Info, State
+from bilevax._util import checks
+from bilevax._util.trees import PyTree
+
+
+class Restart(eqx.Module):
+    r"""Runs a solver in stages: the RE- form of a method.
+
+    Stage k = 0, 1, … lasts :math:`2^k` times `first` steps; in it α, ᾱ and β are :math:`2^{-k}` times, and
+    τ, τ̄ and η :math:`2^{-k/2}` times what the solver has. The state carries over. After the last stage its
+    parameters stay. If F satisfies the PL condition, F − min F halves with every stage.
+
+    Args:
+      solver: any solver of this library.
+      first: T₁, the steps of the first stage.
+      stages: K, the number of stages.
+
+    Example:
+      >>> import bilevax as bx
+      >>> solver = bx.Restart(bx.BSVRBv2(upper_step=0.1), first=1000, stages=5)
+      >>> solver.steps
+      31000
+
+    Reference:
+      Hu et al., *Blockwise Stochastic Variance-Reduced Methods with Parallel Speedup for Multi-Block
+      Bilevel Optimization*, ICML 2023, Algorithm 3 and Theorem 2.
+    """
+
+    solver: Any
+    first: int = eqx.field(static=True)
+    stages: int = eqx.field(static=True)
+
+    def __check_init__(self) -> None:
+        checks.solver(self.solver)
+        if isinstance(self.solver, Restart):
+            raise TypeError("solver must not itself be restarted, got a Restart")
+        checks.whole_number("first", self.first, 1)
+        checks.whole_number("stages", self.stages, 1, 30)
+
+    @property
+    def steps(self) -> int:
+        """The steps of all stages together."""
+        return self.first * (2**self.stages - 1)
+
+    def stage(self, step: Array | int) -> Array:
+        """The stage k that a step belongs to."""
+        last = jnp.iinfo(jnp.int32).max  # no step's number is greater
+        ends = [min(self.first * (2**k - 1), last) for k in range(1, self.stages)]
+        return jnp.sum(jnp.asarray(step) >= jnp.asarray(ends, jnp.int32), dtype=jnp.int32)
+
+    def init(self, problem: Problem, x0: PyTree, y0: PyTree = None, **arguments: Any) -> State:
+        """The solver's own `init`."""
+        return self.solver.init(problem, x0, y0, **arguments)
+
+    def step(self, problem: Problem, state: State) -> tuple[State, Info]:
+        """One step with the parameters of its stage."""
+        return self.solver.step(problem, state, self.stage(state.step))
