@@ -11,6 +11,7 @@ from jax import Array
 
 from bilevax._util import checks
 
+_MOST = 2**31 - 1  # items, and pairs: places are int32
 _LARGEST = 30  # 2^r − 1 is still far from the limits of a float
 
 
@@ -45,13 +46,13 @@ class Ratings(eqx.Module):
     longest: int = eqx.field(static=True)
 
     def __init__(self, offsets: Any, items: Any, values: Any, item_count: int, *, empty_users: bool = False):
-        bounds, column, value = np.asarray(offsets), np.asarray(items), np.asarray(values, np.float32)
-        item_count = checks.whole_number("item_count", item_count, 1)
-        _check_offsets(bounds, len(column), empty_users)
+        column, value = np.asarray(items), np.asarray(values, np.float32)
+        item_count = checks.whole_number("item_count", item_count, 1, _MOST)
         if column.ndim != 1 or not np.issubdtype(column.dtype, np.integer):
             raise ValueError(
                 f"items must be a vector of integers, got shape {column.shape} of {column.dtype}"
             )
+        bounds = _checked_offsets(np.asarray(offsets), len(column), empty_users)
         if value.shape != column.shape:
             raise ValueError(f"values must have one entry per item {column.shape}, got shape {value.shape}")
         if column.size and (column.min() < 0 or column.max() >= item_count):
@@ -63,6 +64,7 @@ class Ratings(eqx.Module):
                 f"values must lie in 0..{_LARGEST}, as a gain 2^r − 1 is made of each rating r, got "
                 f"{value.min()} to {value.max()}: rescale them"
             )
+        column = column.astype(np.int64)
         rows = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
         order = np.argsort(rows * np.int64(item_count) + column)
         column, value = column[order], value[order]
@@ -115,20 +117,25 @@ def gain(rating: Any) -> Any:
     return 2.0**rating - 1
 
 
-def _check_offsets(bounds: np.ndarray, pairs: int, empty_users: bool) -> None:
+def _checked_offsets(bounds: np.ndarray, pairs: int, empty_users: bool) -> np.ndarray:
+    """The offsets as int64: differences of unsigned integers would wrap around."""
     if bounds.ndim != 1 or bounds.size < 2 or not np.issubdtype(bounds.dtype, np.integer):
         raise ValueError(
             f"offsets must be a vector of at least two integers, got shape {bounds.shape} of {bounds.dtype}"
         )
-    if bounds[0] != 0 or bounds[-1] != pairs:
+    if bounds[0] != 0 or bounds[-1] != pairs or pairs >= _MOST:
         raise ValueError(
-            f"offsets must run from 0 to the number of pairs {pairs}, got {bounds[0]} to {bounds[-1]}"
+            f"offsets must run from 0 to the number of pairs {pairs}, which must be less than {_MOST}, got "
+            f"{bounds[0]} to {bounds[-1]}"
         )
+    descends = (bounds[1:] < bounds[:-1]).any()
+    bounds = bounds.astype(np.int64)
     lengths = np.diff(bounds)
-    if (lengths < 0).any():
+    if descends:
         raise ValueError("offsets must ascend, got a user with a negative number of pairs")
     if pairs == 0:
         raise ValueError("ratings must hold at least one pair, got none")
     if not empty_users and (lengths == 0).any():
         empty = int(np.argmax(lengths == 0))
         raise ValueError(f"every user needs at least one training pair, got none for user {empty}")
+    return bounds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from bilevax._run.history import History
+from bilevax._run.outcome import Outcome
 from bilevax._run.progress import Choice, Progress
 from bilevax._util import checks
+from bilevax.applications.ranking.array_file import load_arrays, read_file, save_arrays
 from bilevax.applications.ranking.evaluation import hold_out
-from bilevax.applications.ranking.fitted import Fitted
+from bilevax.applications.ranking.fitted import Fitted, check_ids
 from bilevax.applications.ranking.methods import Settings, checked_method
 from bilevax.applications.ranking.models import MF, NeuMF
 from bilevax.applications.ranking.presets import tuned
 from bilevax.applications.ranking.ratings import Ratings
-from bilevax.applications.ranking.stored import load_arrays, save_arrays
 from bilevax.applications.ranking.training import Trained, parse_metric, train
 from bilevax.data import Interactions, load_interactions, make_interactions, split_last
 from bilevax.data.tables import usual_columns
 
 MODELS: dict[str, Any] = {"neumf": NeuMF, "mf": MF}
 _KEPT = ("user_ids", "item_ids", "offsets", "items")
+_NOTED = ("arguments", "best_epoch", "outcome", "history")
+_CONFIGURATION_LIMIT = 2**20  # bytes
 
 
 class TopKRecommender:
@@ -81,7 +85,7 @@ class TopKRecommender:
         settings: dict[str, Any] | None = None,
     ):
         self.method = checked_method(method)
-        if model not in MODELS:
+        if model not in list(MODELS):
             raise ValueError(f"model must be one of {list(MODELS)}, got {model!r}")
         self.model = model
         self.width = checks.whole_number("width", width, 1)
@@ -94,7 +98,9 @@ class TopKRecommender:
         self.watch = watch
         self.every = checks.whole_number("every", every, 1)
         self.patience = None if patience is None else checks.whole_number("patience", patience, 1)
-        self.seed = checks.whole_number("seed", seed, 0)
+        self.seed = checks.whole_number("seed", seed, 0, 2**63 - 1)
+        if not isinstance(settings, Mapping | None):
+            raise TypeError(f"settings must be a dict, got {type(settings).__name__}")
         given = {name: _plain(value) for name, value in (settings or {}).items()}
         other_form = "surrogate" in given or "discount" in given
         self.settings = given if other_form else tuned("ml-1m", method) | given
@@ -102,24 +108,29 @@ class TopKRecommender:
         self._fitted: Fitted | None = None
         self.history_: Any = None
         self.best_epoch_: float | None = None
+        self.outcome_: Outcome | None = None
 
     @classmethod
     def from_file(cls, path: str | Path) -> TopKRecommender:
         """A recommender configured by a .toml or .json file with the arguments of the class.
 
+        Args:
+          path: the file; "~" is the home folder.
+
         Raises:
-          ValueError: if the file is of another kind, or names an argument that there is not.
+          ValueError: the file is of another kind, names an unknown argument, or has an invalid value.
+          OSError: the file cannot be read.
         """
-        path = Path(path)
-        if path.suffix not in (".toml", ".json"):
-            raise ValueError(f"a configuration must be a .toml or .json file, got {path.name}")
-        text = path.read_text(encoding="utf-8")
-        arguments = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-        known = _arguments(cls())
-        unknown = sorted(set(arguments) - set(known))
-        if unknown:
-            raise ValueError(f"{path.name}: arguments must be among {sorted(known)}, got {unknown}")
-        return cls(**arguments)
+        name = Path(path).name
+        if not name.endswith((".toml", ".json")):
+            raise ValueError(f"a configuration must be a .toml or .json file, got {name}")
+        content = read_file(path, _CONFIGURATION_LIMIT)
+        try:
+            parse: Any = tomllib.loads if name.endswith(".toml") else json.loads
+            arguments = parse(content.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{name} is not valid {name[-4:].upper()}: {error}") from error
+        return cls._configured(arguments, name)
 
     def fit(
         self,
@@ -149,6 +160,8 @@ class TopKRecommender:
           ValueError: if a size of the settings does not fit the table.
         """
         table = as_interactions(table)
+        check_ids("user_ids", table.user_ids)
+        check_ids("item_ids", table.item_ids)
         settings = Settings().replace(**self.settings)
         if "cutoff" not in self.settings:
             settings = settings.replace(cutoff=min(settings.cutoff, max(1, table.items // 2)))
@@ -240,43 +253,73 @@ class TopKRecommender:
         return fitted.catalogue_scores(code)[places]
 
     def save(self, path: str | Path) -> None:
-        """Writes the recommender to one .npz file of plain arrays and JSON."""
+        """Writes the recommender to one .npz file of plain arrays and JSON, with a checksum.
+
+        Args:
+          path: the file; "~" is the home folder. It appears only when it is complete.
+
+        Raises:
+          ValueError: `path` is a folder, a device or a pipe.
+          OSError: the file cannot be written.
+        """
         fitted = self._require()
-        about = {
+        note = {
             "arguments": _arguments(self),
             "best_epoch": self.best_epoch_,
+            "outcome": str(self.outcome_),
             "history": self.history_.entries,
         }
         arrays = {name: getattr(fitted, name) for name in _KEPT}
-        save_arrays(path, about, arrays | {f"x/{name}": array for name, array in fitted.x.items()})
+        save_arrays(path, note, arrays | {f"x/{name}": array for name, array in fitted.x.items()})
 
     @classmethod
     def load(cls, path: str | Path) -> TopKRecommender:
         """Reads what `save` wrote.
 
+        Args:
+          path: the file; "~" is the home folder.
+
         Raises:
-          ValueError: if the file is not one of a recommender.
+          ValueError: the file is of another kind, damaged, or its contents do not fit together.
+          OSError: the file cannot be read.
         """
-        about, arrays = load_arrays(path)
-        missing = {"arguments", "best_epoch", "history"} - set(about) | set(_KEPT) - set(arrays)
+        note, arrays = load_arrays(path)
+        missing = {*_NOTED} - set(note) | {*_KEPT} - set(arrays)
         if missing:
             raise ValueError(f"{path} must be a file that save() wrote, got one without {sorted(missing)}")
-        recommender = cls(**about["arguments"])
-        model = recommender._make_model(len(arrays["user_ids"]), len(arrays["item_ids"]))
-        x = {name[2:]: jnp.asarray(array) for name, array in arrays.items() if name.startswith("x/")}
-        expected = jax.tree.map(lambda a: a.shape, jax.eval_shape(model.start, jax.random.key(0)))
-        if jax.tree.map(lambda a: a.shape, x) != expected:
-            raise ValueError(f"{path}: the parameters do not fit the model {recommender.model!r}")
-        recommender._fitted = Fitted(model, x, **{name: arrays[name] for name in _KEPT})
-        recommender.history_, recommender.best_epoch_ = History(about["history"]), about["best_epoch"]
+        recommender = cls._configured(note["arguments"], path)
+        x = {name[2:]: arrays.pop(name) for name in list(arrays) if name.startswith("x/")}
+        unknown = sorted(set(arrays) - {*_KEPT})
+        if unknown:
+            raise ValueError(f"{path} must be a file that save() wrote, got one with {unknown}")
+        try:
+            model = recommender._make_model(len(arrays["user_ids"]), len(arrays["item_ids"]))
+            recommender._fitted = Fitted(model, _parameters(model, x), **arrays)
+            recommender.outcome_ = Outcome(note["outcome"])
+            recommender.best_epoch_ = _epoch(note["best_epoch"])
+            recommender.history_ = _history(note["history"])
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"{path} does not hold a valid recommender: {error}") from error
         return recommender
+
+    @classmethod
+    def _configured(cls, arguments: Any, where: str | Path) -> TopKRecommender:
+        """A recommender from arguments that a file holds."""
+        known = list(_arguments(cls()))
+        if not isinstance(arguments, dict) or not set(arguments) <= set(known):
+            got = sorted(set(arguments) - set(known)) if isinstance(arguments, dict) else arguments
+            raise ValueError(f"{where}: arguments must be among {sorted(known)}, got {got!r}")
+        try:
+            return cls(**arguments)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"{where}: {error}") from error
 
     def _make_model(self, users: int, items: int) -> Any:
         extra = {"dropout": self.dropout} if self.model == "neumf" else {}
         return MODELS[self.model](users, items, self.width, **extra)
 
     def _keep(self, trained: Trained) -> None:
-        self.history_, self.best_epoch_ = trained.history, trained.epoch
+        self.history_, self.best_epoch_, self.outcome_ = trained.history, trained.epoch, trained.outcome
 
     def _require(self) -> Fitted:
         if self._fitted is None:
@@ -312,5 +355,35 @@ def _arguments(recommender: TopKRecommender) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A number of NumPy as one of Python, as a file of text can hold it."""
+    """A NumPy number as a Python number, which JSON can hold."""
     return value.item() if isinstance(value, np.generic) else value
+
+
+def _parameters(model: Any, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """The stored parameters of a model, in its own precision."""
+    expected = jax.eval_shape(model.start, jax.random.key(0))
+    shapes = {name: leaf.shape for name, leaf in expected.items()}
+    if {name: array.shape for name, array in arrays.items()} != shapes:
+        raise ValueError(
+            f"the parameters of {type(model).__name__} must have the shapes {shapes}, got others"
+        )
+    if not all(np.issubdtype(array.dtype, np.floating) for array in arrays.values()):
+        raise ValueError("the parameters must be floating arrays, got others")
+    return {name: jnp.asarray(arrays[name], leaf.dtype) for name, leaf in expected.items()}
+
+
+def _epoch(value: Any) -> float:
+    checks.number("best_epoch", value, 0.0)
+    return float(value)
+
+
+def _history(entries: Any) -> History:
+    """The stored history: a list of numbers by name."""
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ValueError("the history must be a list of entries, got something else")
+    for entry in entries:
+        for name, value in entry.items():
+            whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+            if not whole and not isinstance(value, float):
+                raise ValueError(f"the history must hold numbers, got {name} = {value!r}")
+    return History(entries)
