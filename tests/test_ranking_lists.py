@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import bilevax as bx
-from bilevax._problem.stream import Stream
-from bilevax.applications.ranking import Lists, Logistic, Ratings, Sigmoid, SquaredHinge
+from bilevax.applications.ranking import Lists, Logistic, Ratings, Sigmoid, SmoothedNDCG, SquaredHinge
 from bilevax.applications.ranking.lists import List, full_list, sample_distinct
 from bilevax.applications.ranking.objective import Rank, Threshold, estimated_ranks, make_queries
 
@@ -25,7 +24,7 @@ def small_ratings(own=OWN):
 
 
 def drawn(ratings, users, size, draws=1, positives=2, seed=0):
-    stream = Stream.start(jax.random.key(seed))
+    stream = bx.Stream.start(jax.random.key(seed))
     lists = Lists(ratings, positives)
     draw = jax.jit(jax.vmap(lambda n: lists.draw(stream.at(n), jnp.asarray(users), size).rows))
     return draw(jnp.arange(draws))
@@ -33,7 +32,7 @@ def drawn(ratings, users, size, draws=1, positives=2, seed=0):
 
 def test_positives_are_distinct_pairs_of_the_user_and_every_set_is_equally_likely():
     draws = 6000
-    places, real = sample_distinct(Stream.start(jax.random.key(1)), jnp.full(draws, 4, jnp.int32), 2)
+    places, real = sample_distinct(bx.Stream.start(jax.random.key(1)), jnp.full(draws, 4, jnp.int32), 2)
     assert bool(real.all())
     sets, counts = np.unique(np.sort(np.asarray(places), axis=1), axis=0, return_counts=True)
     assert len(sets) == 6  # all pairs of four places, and none with a place twice
@@ -91,7 +90,7 @@ def hand_made(ratings, user, pairs, negatives):
         slot=slot,
         real=jnp.ones(len(pairs), bool),
         owned=jnp.asarray(stop - start),
-        noise=Stream(zero, zero),
+        noise=bx.Stream(zero, zero),
     )
 
 
@@ -101,7 +100,7 @@ def test_the_mean_over_all_lists_is_the_full_sum(surrogate):
     """Every list of 2 positives and 1 negative of a user, each equally likely."""
     ratings = small_ratings()
     x = jnp.asarray(np.random.default_rng(1).normal(size=(4, ITEMS)))
-    queries = make_queries(ratings, 3, surrogate, softness=0.4)
+    queries = make_queries(ratings, SmoothedNDCG(3, surrogate, softness=0.4))
     rank, threshold = jax.jit(Rank(ITEMS)), jax.jit(Threshold(ITEMS))
     for user in (0, 1):
         query = jax.tree.map(lambda a, user=user: a[user].astype(float), queries)

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bilevax._problem.stream import Stream
-from bilevax.applications.ranking import LOSSES, Ratings, Settings, make_list_problem, make_method
+import bilevax as bx
+from bilevax.applications.ranking import LOSSES, Ratings, TrainingSettings, make_list_problem, make_method
 from bilevax.applications.ranking.lists import List
 from bilevax.applications.ranking.losses import Listing, score_list
 from bilevax.applications.ranking.neural_sort import relaxed_sort
@@ -37,7 +37,7 @@ def scored_list(seed=0, padded=0, scores=None):
         slot=jnp.arange(P + padded),
         real=jnp.arange(P + padded) < P,
         owned=jnp.asarray(P),
-        noise=Stream(zero, zero),
+        noise=bx.Stream(zero, zero),
     )
     return jnp.asarray(pad(values, 9.0)), batch
 
@@ -144,7 +144,7 @@ def test_users_weigh_by_their_evenness(evenness, factor):
     problem = make_list_problem(ratings, Same(), "softmax", positives=2, evenness=evenness)
 
     def of_user(user):
-        batch = problem.upper_data.draw(Stream.start(jax.random.key(0)), jnp.array([user]), 3).rows
+        batch = problem.upper_data.draw(bx.Stream.start(jax.random.key(0)), jnp.array([user]), 3).rows
         listing, one = jax.tree.map(lambda a: a[user], problem.blocks), jax.tree.map(lambda a: a[0], batch)
         return float(problem.upper(jnp.zeros(()), None, listing, one))
 
@@ -156,4 +156,4 @@ def test_bad_list_problems_are_refused():
     with pytest.raises(ValueError, match=r"evenness must lie in \[-3.0, 1.0\], got 1.5"):
         make_list_problem(ratings, Same(), "softmax", evenness=1.5)
     with pytest.raises(ValueError, match="evenness must lie in"):
-        make_method("softmax", ratings, Same(), Settings(evenness=-3.5), 1)
+        make_method("softmax", ratings, Same(), TrainingSettings(evenness=-3.5), 1)

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from calls import grouped
 
 import bilevax as bx
-from bilevax._problem.rows import Batch
 from bilevax.applications.ranking import (
     FreshBSVRBv1,
     FreshKSONG,
@@ -18,9 +18,10 @@ from bilevax.applications.ranking import (
     Logarithmic,
     Power,
     Ratings,
-    Settings,
     Sigmoid,
+    SmoothedNDCG,
     SquaredHinge,
+    TrainingSettings,
     make_method,
     make_problem,
     start_levels,
@@ -46,7 +47,7 @@ class FullLists(bx.Rows):
     lists: object
 
     def draw(self, random, blocks, size):
-        return Batch(jax.tree.map(lambda a: a[blocks], self.lists))
+        return bx.Batch(jax.tree.map(lambda a: a[blocks], self.lists))
 
 
 def ratings():
@@ -117,10 +118,9 @@ def test_with_full_lists_the_tracked_gradient_becomes_the_exact_one(method, cuto
         jax.value_and_grad(lambda x: exact_objective(x, known, surrogate, cutoff, **numbers, worth=worth))
     )(x)
     lists = jax.tree.map(lambda *a: jnp.stack(a), *[full_list(data, user) for user in range(USERS)])
-    with_numbers = make_problem(
-        data, Bilinear(), cutoff=cutoff, surrogate=surrogate, discount=discount, **numbers
-    )
-    problem = eqx.tree_at(lambda p: p.lower_data, with_numbers, (FullLists(lists),))
+    objective = SmoothedNDCG(cutoff, surrogate, discount=discount, **numbers)
+    drawing = make_problem(data, Bilinear(), objective)
+    problem = eqx.tree_at(lambda p: p.lower_data, drawing, (FullLists(lists),))
     problem = eqx.tree_at(
         lambda p: p.blocks, problem, jax.tree.map(lambda a: a.astype(float), problem.blocks)
     )
@@ -131,7 +131,7 @@ def test_with_full_lists_the_tracked_gradient_becomes_the_exact_one(method, cuto
     y0 = {"rank": jnp.full(data.pairs + 1, 3.0)}
     if cutoff is not None:
         y0["threshold"] = jnp.zeros(USERS)
-    result = bx.minimize(problem, solver, x, y0, steps=600, key=jax.random.key(0), progress=None)
+    result = bx.minimize(problem, x, y0, solver=solver, steps=600, key=jax.random.key(0), progress=None)
     assert result.history["objective"][-1] == pytest.approx(float(exact), rel=1e-5)
     for name in x:
         np.testing.assert_allclose(result.state.z[name], gradient[name], rtol=1e-4, atol=1e-7)
@@ -140,9 +140,8 @@ def test_with_full_lists_the_tracked_gradient_becomes_the_exact_one(method, cuto
 @pytest.mark.parametrize(("cutoff", "focus"), [(None, None), (3, None), (None, 0.6)])
 def test_first_levels_are_near_what_they_estimate(cutoff, focus):
     data, x = ratings(), parameters(jnp.float32)
-    problem = make_problem(
-        data, Bilinear(), cutoff=cutoff, surrogate=Sigmoid(0.5), positives=OWNED, focus=focus
-    )
+    objective = SmoothedNDCG(cutoff, Sigmoid(0.5), focus=focus)
+    problem = make_problem(data, Bilinear(), objective, positives=OWNED)
     levels = jax.jit(lambda key: start_levels(problem, Bilinear(), x, key, 400))(jax.random.key(0))
     assert set(levels) == set(problem.levels)
     assert levels["rank"].shape == (data.pairs + 1,)
@@ -218,10 +217,10 @@ def test_a_method_runs_with_a_focus_and_differs_by_it(method):
         y0["threshold"] = jnp.zeros(USERS)
 
     def trained(focus):
-        settings = Settings(surrogate="sigmoid", cutoff=3, focus=focus, learning_rate=0.1)
+        settings = TrainingSettings(surrogate="sigmoid", cutoff=3, focus=focus, learning_rate=0.1)
         problem, solver = make_method(method, data, Bilinear(), settings, 5)
         plan = {"key": jax.random.key(1), "blocks_per_step": 3, "batch_size": 6, "initial_batch_size": 0}
-        return bx.minimize(problem, solver, x, y0, steps=5, progress=None, **plan).x["user"]
+        return bx.minimize(problem, x, y0, solver=solver, steps=5, progress=None, **grouped(**plan)).x["user"]
 
     plain, zero, strong = trained(None), trained(0.0), trained(2.0)
     np.testing.assert_allclose(plain, zero, rtol=1e-4, atol=1e-5)
@@ -230,7 +229,7 @@ def test_a_method_runs_with_a_focus_and_differs_by_it(method):
 
 def test_memory_is_a_few_floats_per_pair():
     data, x = ratings(), parameters(jnp.float32)
-    problem = make_problem(data, Bilinear(), cutoff=3)
+    problem = make_problem(data, Bilinear(), SmoothedNDCG(cutoff=3))
     y0 = {"rank": jnp.ones(data.pairs + 1), "threshold": jnp.zeros(USERS)}
     for solver, most in ((FreshKSONG(0.1), 1), (FreshBSVRBv1(0.1), 3)):
         plan = {"key": jax.random.key(0), "blocks_per_step": 2, "batch_size": 3}
@@ -244,14 +243,14 @@ def test_memory_is_a_few_floats_per_pair():
 def test_fresh_means_differ_between_the_two_points_only_by_the_last_step():
     """With the stored estimate far off, STORM's difference is blind to it."""
     data, x = ratings(), parameters(jnp.float32)
-    problem = make_problem(data, Bilinear(), cutoff=None, surrogate=SquaredHinge(), positives=OWNED)
+    problem = make_problem(data, Bilinear(), SmoothedNDCG(None, SquaredHinge()), positives=OWNED)
     solver = FreshBSVRBv1(1e-4, alpha=0.5, gamma=0.0, beta=0.1)
     y0 = {"rank": jnp.full(data.pairs + 1, 500.0)}
 
     @jax.jit
     def second_look(key):
         plan = {"blocks_per_step": 3, "batch_size": 4, "initial_batch_size": 0}
-        state = solver.init(problem, x, y0, key=key, **plan)
+        state = solver.init(problem, x, y0, key=key, **grouped(**plan))
         state, _ = solver.step(problem, state)
         sample = state.sampler.draw(problem, state.step)
         look = solver.look(problem, state, sample, solver.visits(problem, state, sample, 0))
@@ -265,25 +264,25 @@ def test_fresh_means_differ_between_the_two_points_only_by_the_last_step():
 def test_bad_problems_are_refused():
     data = ratings()
     with pytest.raises(ValueError, match="cutoff must be less than the number of items 9, got 9"):
-        make_problem(data, Bilinear(), cutoff=ITEMS)
+        make_problem(data, Bilinear(), SmoothedNDCG(ITEMS))
     with pytest.raises(TypeError, match="model must have a method score"):
         make_problem(data, object())
     with pytest.raises(ValueError, match="softness"):
-        make_problem(data, Bilinear(), cutoff=2, softness=0.0)
+        SmoothedNDCG(cutoff=2, softness=0.0)
     with pytest.raises(ValueError, match="rivals must lie in"):
-        make_problem(ratings(), Bilinear(), cutoff=3, rivals=1.5)
+        SmoothedNDCG(cutoff=3, rivals=1.5)
     with pytest.raises(ValueError, match="evenness must lie in"):
-        make_problem(data, Bilinear(), cutoff=3, evenness=-3.5)
+        SmoothedNDCG(cutoff=3, evenness=-3.5)
     with pytest.raises(ValueError, match="focus must"):
-        make_problem(ratings(), Bilinear(), cutoff=3, focus=-0.1)
+        SmoothedNDCG(cutoff=3, focus=-0.1)
     with pytest.raises(ValueError, match="focus must"):
-        make_method("song", ratings(), Bilinear(), Settings(focus=-0.1), 1)
+        make_method("song", ratings(), Bilinear(), TrainingSettings(focus=-0.1), 1)
     with pytest.raises(ValueError, match="depth must lie in"):
         Power(depth=0.0, last=9.0)
     with pytest.raises(ValueError, match="last must lie in"):
         Power(depth=0.5, last=1.0)
     with pytest.raises(ValueError, match="discount must be one of"):
-        make_method("song", ratings(), Bilinear(), Settings(discount="linear"), 1)
+        make_method("song", ratings(), Bilinear(), TrainingSettings(discount="linear"), 1)
     with pytest.raises(ValueError, match="margin"):
         SquaredHinge(-1.0)
     with pytest.raises(TypeError, match="ratings must be Ratings"):

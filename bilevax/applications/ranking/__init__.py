@@ -1,13 +1,14 @@
-"""Top-K NDCG ranking: a recommender trained through thresholds and ranks that are lower levels."""
+"""Top-K NDCG ranking: models trained through thresholds and ranks, which are lower levels."""
 
 from bilevax.applications.ranking.discounts import Discount, Logarithmic, Power
-from bilevax.applications.ranking.evaluation import Held, evaluate, evaluate_parts, hold_out, summarize
+from bilevax.applications.ranking.evaluation import evaluate, evaluate_parts, summarize
 from bilevax.applications.ranking.fresh import FreshBSVRBv1, FreshKSONG, FreshSONG
+from bilevax.applications.ranking.held_out import Held, hold_out
 from bilevax.applications.ranking.lists import List, Lists
 from bilevax.applications.ranking.losses import LOSSES, make_list_problem
-from bilevax.applications.ranking.methods import BILEVEL, METHODS, Settings, make_method
+from bilevax.applications.ranking.methods import BILEVEL, METHODS, TrainingSettings, make_method
 from bilevax.applications.ranking.models import MF, Model, NeuMF
-from bilevax.applications.ranking.objective import make_problem
+from bilevax.applications.ranking.objective import SmoothedNDCG, make_problem
 from bilevax.applications.ranking.popularity import Popularity
 from bilevax.applications.ranking.ratings import Ratings
 from bilevax.applications.ranking.recommender import TopKRecommender
@@ -35,12 +36,13 @@ __all__ = [
     "Popularity",
     "Power",
     "Ratings",
-    "Settings",
     "Sigmoid",
+    "SmoothedNDCG",
     "SquaredHinge",
     "Surrogate",
     "TopKRecommender",
     "Trained",
+    "TrainingSettings",
     "Trainings",
     "evaluate",
     "evaluate_parts",

@@ -1,7 +1,7 @@
 """Arrays and a JSON note in one .npz file: no pickle, written whole or not at all, with a checksum.
 
-The comment at the end of the zip archive is the SHA-256 of all bytes before it. So `numpy.load` reads the file
-as a plain .npz, and any changed byte is found.
+The comment at the end of the zip archive is the SHA-256 of all bytes before it. So `numpy.load` can read the
+file as a plain .npz, and any changed byte is found.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _PIECE = 2**20  # bytes that are hashed at a time
 def save_arrays(path: str | Path, note: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
     """Writes arrays and a note.
 
-    The file is written under a new, random name in the same folder and then renamed. A symbolic link at `path`
-    is replaced; its target stays as it is.
+    The file is written under a new, random name in the same folder and then renamed. A symbolic link at
+    `path` is replaced; its target stays as it is.
 
     Args:
       path: the file; "~" is the home folder.

@@ -1,6 +1,6 @@
-r"""What a relevant item at a rank is worth: one at the top, less further down.
+"""Discounts: what a relevant item is worth at a rank, one at the top and less further down.
 
-A discount's number is data, not code: other values compile nothing anew and can be tried side by side.
+The parameters of a discount are arrays. Changing them compiles nothing, and `jax.vmap` can run over them.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import equinox as eqx
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax._util import checks
+import bilevax as bx
 
 
 class Discount(eqx.Module):
-    """The base class of what an item at a rank is worth."""
+    """The base class of discounts."""
 
     def __call__(self, rank: Array) -> Array:
-        """The worth, 1 at rank 1 and falling."""
+        """The worth of an item at a rank: 1 at rank 1, then falling."""
         raise NotImplementedError
 
 
 class Logarithmic(Discount):
-    """1 / log₂(1 + rank): NDCG's own.
+    """1 / log₂(1 + rank): the discount of NDCG.
 
     Example:
       >>> from bilevax.applications.ranking import Logarithmic
@@ -38,12 +38,12 @@ class Logarithmic(Discount):
 class Power(Discount):
     r"""1 − (rankᵖ − 1)/(lastᵖ − 1): falls from 1 at the top to 0 at `last`.
 
-    The force on an item is p rank^(p−1) for every item above it: the nearer p is to 1, the more a relevant
-    item far down is pulled up. NDCG's discount, whose force is 1/(rank log² rank), leaves it where it is.
+    The force on an item is p rank^(p−1) for every item above it: the nearer p is to 1, the harder a relevant
+    item far down is pulled up. NDCG's discount, whose force is 1/(rank log² rank), hardly moves it.
 
     Args:
       depth: p > 0.
-      last: the rank that is worth nothing, the number of items.
+      last: the rank at which an item is worth nothing; usually the number of items.
 
     Example:
       >>> from bilevax.applications.ranking import Power
@@ -55,8 +55,8 @@ class Power(Discount):
     last: Any
 
     def __check_init__(self) -> None:
-        checks.coefficient("depth", self.depth, optional=False)
-        checks.coefficient("last", self.last, low=1.0, optional=False)
+        bx.checks.coefficient("depth", self.depth, optional=False)
+        bx.checks.coefficient("last", self.last, low=1.0, optional=False)
 
     def __call__(self, rank: Array) -> Array:
         return 1 - (rank**self.depth - 1) / (self.last**self.depth - 1)

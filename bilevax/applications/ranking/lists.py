@@ -1,4 +1,4 @@
-"""The list of items that a step sees of a user: some positives, some negatives, and their true weights."""
+"""A user's list in one step: some of its items, some items it has not rated, and what they stand for."""
 
 from __future__ import annotations
 
@@ -8,26 +8,24 @@ import equinox as eqx
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax._problem.rows import Batch, Rows
-from bilevax._problem.stream import Stream
-from bilevax._util import checks
+import bilevax as bx
 from bilevax.applications.ranking.ratings import Ratings
 
 _POSITIVES, _NEGATIVES, _NOISE = range(3)
 
 
 class List(eqx.Module):
-    """Items of one user: first P places for positives, then B negatives.
+    """Items of one user: first P places for positives (pairs of the user), then B negatives.
 
     Attributes:
       user: the user.
       items: P + B items.
-      rating: the P ratings of the positives.
-      slot: the P pairs' places among all pairs.
-      real: which of the P places hold a pair; a user with fewer than P pairs has them all, and the rest is
-        padding, whose slot is the one behind the last pair.
-      owned: how many pairs the user has.
-      noise: two words, from which a model may draw (dropout).
+      rating: the ratings of the P positives.
+      slot: the index of each positive among all pairs.
+      real: which of the P places hold a pair. A user with fewer than P pairs has all of them in the list; the
+        other places are padding, with the slot after the last pair.
+      owned: the number of the user's pairs.
+      noise: a random stream for the model (dropout).
     """
 
     user: Array
@@ -36,7 +34,7 @@ class List(eqx.Module):
     slot: Array
     real: Array
     owned: Array
-    noise: Stream
+    noise: bx.Stream
 
     @property
     def places(self) -> int:
@@ -44,17 +42,17 @@ class List(eqx.Module):
         return self.rating.shape[0]
 
 
-class Lists(Rows):
-    """Draws lists on the device: P distinct pairs of a user, and uniform items that it has not rated.
+class Lists(bx.Rows):
+    """Draws lists on the device: P distinct pairs of a user, and B random items that it has not rated.
 
-    A step's pairs are distinct because its users are, and a user's pairs are drawn without replacement
-    (Floyd's algorithm). Negatives are drawn with replacement: the r-th item that a user has not rated is
-    r + k, where k is how many of the user's items precede it, found by bisection in the user's sorted row. No
+    The pairs of a step are distinct, because its users are distinct and the pairs of a user are drawn without
+    replacement (Floyd's algorithm). Negatives are drawn with replacement: the r-th item that a user has not
+    rated is r + k, where k of the user's own items precede it; bisection in the user's sorted row finds k. No
     draw is ever rejected.
 
     Args:
       ratings: the training pairs.
-      positives: P ≥ 2. The number of negatives is the `batch_size` of a run.
+      positives: P ≥ 2. The number of negatives is the run's `batch_size`.
 
     Example:
       >>> import jax, jax.numpy as jnp, bilevax as bx
@@ -74,39 +72,39 @@ class Lists(Rows):
         if not isinstance(ratings, Ratings):
             raise TypeError(f"ratings must be Ratings(…), got {type(ratings).__name__}")
         self.ratings = ratings
-        self.positives = checks.whole_number("positives", positives, 2)
+        self.positives = bx.checks.whole_number("positives", positives, 2)
 
     def check(self, name: str, blocks: int) -> None:
         if self.ratings.users != blocks:
             raise ValueError(f"{name} has the lists of {self.ratings.users} users, expected {blocks} blocks")
 
-    def draw(self, random: Stream, blocks: Array, size: int | None) -> Batch:
+    def draw(self, random: bx.Stream, blocks: Array, size: int | None) -> bx.Batch:
         if size is None:
             raise ValueError("batch_size must be the number of negatives per list, got None")
         ratings = self.ratings
-        start = _take(ratings.offsets, blocks)
-        owned = _take(ratings.offsets, blocks + 1) - start
+        start = take(ratings.offsets, blocks)
+        owned = take(ratings.offsets, blocks + 1) - start
         place, real = sample_distinct(random.at(_POSITIVES), owned, self.positives)
         pair = start[:, None] + place
         negative = sample_unrated(random.at(_NEGATIVES), ratings, start, owned, size)
         words = random.at(_NOISE).bits((2, blocks.shape[0]))
-        return Batch(
+        return bx.Batch(
             List(
                 user=blocks,
-                items=jnp.concatenate([_take(ratings.items, pair), negative], axis=1),
-                rating=_take(ratings.values, pair),
+                items=jnp.concatenate([take(ratings.items, pair), negative], axis=1),
+                rating=take(ratings.values, pair),
                 slot=jnp.where(real, pair, ratings.pairs),
                 real=real,
                 owned=owned,
-                noise=Stream(words[0], words[1]),
+                noise=bx.Stream(words[0], words[1]),
             )
         )
 
 
-def sample_distinct(random: Stream, lengths: Array, count: int) -> tuple[Array, Array]:
-    """`count` distinct places below each length, every set of them equally likely; and which are real.
+def sample_distinct(random: bx.Stream, lengths: Array, count: int) -> tuple[Array, Array]:
+    """`count` distinct places below each length, and which of them are real; all sets are equally likely.
 
-    A length below `count` gives all its places; the rest is padding at place 0.
+    A length n below `count` yields all its n places; the rest is padding at place 0.
 
     Floyd's algorithm: for j = n − p … n − 1 take a random place up to j, or j itself if that place is taken.
     """
@@ -124,10 +122,10 @@ def sample_distinct(random: Stream, lengths: Array, count: int) -> tuple[Array, 
     return jnp.where(real, places, 0), real
 
 
-def sample_unrated(random: Stream, ratings: Ratings, start: Array, owned: Array, count: int) -> Array:
-    """`count` items of each user that it has not rated, uniform, with replacement.
+def sample_unrated(random: bx.Stream, ratings: Ratings, start: Array, owned: Array, count: int) -> Array:
+    """`count` items that each user has not rated, uniform, with replacement.
 
-    A user that has rated every item gets items of no meaning: their weight in a list is zero.
+    A user who has rated every item gets arbitrary items: their weight in a list is zero.
     """
     free = jnp.maximum(ratings.item_count - owned, 1)[:, None]
     rank = random.integers((start.shape[0], count), free)
@@ -138,7 +136,7 @@ def sample_unrated(random: Stream, ratings: Ratings, start: Array, owned: Array,
     def halve(_: Any, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds
         middle = (low + high) // 2
-        item = _take(ratings.items, jnp.minimum(start[:, None] + middle, ratings.pairs - 1))
+        item = take(ratings.items, jnp.minimum(start[:, None] + middle, ratings.pairs - 1))
         above = item - middle > rank
         going = low < high
         return jnp.where(going & ~above, middle + 1, low), jnp.where(going & above, middle, high)
@@ -151,18 +149,33 @@ def sample_unrated(random: Stream, ratings: Ratings, start: Array, owned: Array,
 
 
 def stratum_weights(batch: List, item_count: int | Array) -> tuple[Array, Array]:
-    """What one positive and one negative of a list stand for: how many items of their kind there are each."""
+    """How many items of the catalogue one positive and one negative of a list stand for."""
     drawn = jnp.sum(batch.real)
     negatives = batch.items.shape[0] - batch.places
     return batch.owned / drawn, (item_count - batch.owned) / negatives
 
 
-def _take(array: Array, index: Array) -> Array:
+def item_weights(batch: List, item_count: int | Array) -> Array:
+    """How many items of the catalogue each place of a list stands for: zero for padding."""
+    positive, negative = stratum_weights(batch, item_count)
+    negatives = jnp.broadcast_to(negative, (batch.items.shape[0] - batch.places,))
+    return jnp.concatenate([jnp.where(batch.real, positive, 0), negatives])
+
+
+def top_threshold(scores: Array, batch: List, cutoff: Array, item_count: int | Array) -> Array:
+    """The score above which `cutoff` items of the catalogue lie, estimated from a list."""
+    order = jnp.argsort(-scores)
+    above = jnp.cumsum(item_weights(batch, item_count)[order])
+    return scores[order][jnp.minimum(jnp.searchsorted(above, cutoff), scores.shape[0] - 1)]
+
+
+def take(array: Array, index: Array) -> Array:
+    """The entries of an array at indices that are known to be valid."""
     return array.at[index].get(mode="promise_in_bounds")
 
 
 def full_list(ratings: Ratings, user: int) -> List:
-    """All items of a user, each once: its pairs, then every item that it has not rated."""
+    """A list of all items, each once: the user's pairs, then every item that it has not rated."""
     start, stop = int(ratings.offsets[user]), int(ratings.offsets[user + 1])
     own = ratings.items[start:stop]
     rest = jnp.setdiff1d(jnp.arange(ratings.item_count, dtype=jnp.int32), own)
@@ -174,5 +187,5 @@ def full_list(ratings: Ratings, user: int) -> List:
         slot=jnp.arange(start, stop, dtype=jnp.int32),
         real=jnp.ones(stop - start, bool),
         owned=jnp.asarray(stop - start, jnp.int32),
-        noise=Stream(zero, zero),
+        noise=bx.Stream(zero, zero),
     )

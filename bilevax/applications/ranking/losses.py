@@ -1,9 +1,9 @@
-r"""Losses over one user's list that need no lower level: what the bilevel methods are compared with.
+r"""Plain losses over one user's list, without a lower level: the baselines of the bilevel methods.
 
-A list has P positives with ratings r and gains 2^r − 1, and B negatives with rating 0, all below every
-positive. Pairs of two negatives never count, so that pairwise losses are P × (P + B), not (P + B)².
+A list has P positives with ratings r and gains 2^r − 1, and B negatives with rating 0. Pairs of two negatives
+never count, so that pairwise losses cost P × (P + B), not (P + B)².
 
-All are checked against `rax` where that has them.
+Tests compare them with `rax`, for those that `rax` has.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax._problem.levels import mean
-from bilevax._problem.problem import Problem
-from bilevax._util import checks
-from bilevax.applications.ranking.lists import List, Lists, stratum_weights
+import bilevax as bx
+from bilevax.applications.ranking.lists import List, Lists, top_threshold
 from bilevax.applications.ranking.models import list_scores
 from bilevax.applications.ranking.neural_sort import relaxed_sort
-from bilevax.applications.ranking.objective import check_evenness, checked_model
-from bilevax.applications.ranking.ratings import Ratings, gain
+from bilevax.applications.ranking.objective import check_constant, check_evenness, checked_model
+from bilevax.applications.ranking.ratings import Ratings, for_all_users, gain
 
 PyTree = Any
 
@@ -33,10 +31,10 @@ class Listing(eqx.Module):
     """The constants of one user's list loss.
 
     Attributes:
-      temperature: what scores are divided by.
-      cutoff: K, for losses that cut.
+      temperature: T; scores are divided by it.
+      cutoff: K, for losses with a cutoff.
       item_count: N.
-      evenness: e; the loss of a list is multiplied with n^((1−e)/2), n being how many pairs the user has.
+      evenness: e; the loss of a list is multiplied by n^((1−e)/2), where n is the number of the user's pairs.
     """
 
     temperature: Array
@@ -46,7 +44,7 @@ class Listing(eqx.Module):
 
 
 class Scored(eqx.Module):
-    """A list with its scores: padding has score −∞ and counts for nothing."""
+    """A list with its scores; padding has the score −∞."""
 
     scores: Array
     rating: Array
@@ -63,7 +61,7 @@ Loss = Callable[[Scored, Listing], Array]
 
 
 def softmax(scored: Scored, listing: Listing) -> Array:
-    """Softmax cross-entropy, every positive alike."""
+    """Softmax cross-entropy with equal weights for all positives."""
     return _cross_entropy(scored, _shares(scored, jnp.ones_like(scored.rating)), listing)
 
 
@@ -102,7 +100,7 @@ def bpr(scored: Scored, listing: Listing) -> Array:
 
 
 def lambdarank(scored: Scored, listing: Listing) -> Array:
-    """LambdaRank: RankNet's pairs, each weighted with what swapping the two does to the list's NDCG."""
+    """LambdaRank: RankNet's pairs, each weighted by how much a swap of the two changes the list's NDCG."""
     loss, counts = _pairs(scored, listing)
     ranks = _list_ranks(scored)
     gains, discount = gain(scored.rating), 1 / jnp.log2(1 + ranks)
@@ -126,7 +124,7 @@ def approx_ndcg(scored: Scored, listing: Listing) -> Array:
 
 
 def neural_ndcg(scored: Scored, listing: Listing) -> Array:
-    """NeuralNDCG: minus the NDCG of the gains as sorted by a relaxed permutation matrix (NeuralSort)."""
+    """NeuralNDCG: minus the NDCG of gains that a relaxed permutation matrix (NeuralSort) has sorted."""
     scores = jnp.where(
         scored.real, scored.scores, jnp.min(jnp.where(scored.real, scored.scores, jnp.inf)) - 1
     )
@@ -141,12 +139,7 @@ def sl_at_k(scored: Scored, listing: Listing) -> Array:
     The threshold is the list's weighted quantile at K of N items; the weights are not differentiated.
     """
     places, scores = scored.places, scored.scores
-    positive, negative = stratum_weights(scored.batch, listing.item_count)
-    weight = jnp.where(scored.real, jnp.where(jnp.arange(scores.shape[0]) < places, positive, negative), 0)
-    order = jnp.argsort(-scores)
-    above = jnp.cumsum(weight[order])
-    last = jnp.minimum(jnp.searchsorted(above, listing.cutoff), scores.shape[0] - 1)
-    threshold = scores[order][last]
+    threshold = top_threshold(scores, scored.batch, listing.cutoff, listing.item_count)
     own = jnp.where(scored.real[:places], scores[:places], 0)
     weights = jax.lax.stop_gradient(jax.nn.sigmoid((own - threshold) / listing.temperature))
     log_rest = jax.nn.logsumexp(scores / listing.temperature) - own / listing.temperature
@@ -170,7 +163,7 @@ LOSSES: dict[str, Loss] = {
 
 @dataclasses.dataclass(frozen=True)
 class ListLoss:
-    """f of a problem whose only level is the upper one: the loss of a user's list."""
+    """f of a problem with an empty lower level: the loss of a user's list."""
 
     model: Any
     loss: Loss
@@ -197,44 +190,46 @@ def make_list_problem(
     temperature: Any = 1.0,
     cutoff: Any = 50,
     evenness: Any = 1.0,
-) -> Problem:
-    """A plain loss over lists as a problem, so that it is trained by the same loop as the bilevel ones.
+) -> bx.Problem:
+    """A plain loss over lists as a problem, so that the loop of the bilevel methods can train it.
 
-    Its one lower level is empty. `bx.SONG(upper_step, alpha=1.0, beta=1.0)` then descends along the plain
-    stochastic gradient.
+    Its one lower level is empty. `bx.SONG(upper_step, alpha=1.0, beta=1.0)` then follows the plain stochastic
+    gradient.
 
     Args:
       ratings: the training pairs.
       model: scores items.
       loss: a name in `LOSSES`, or a function of (scored list, constants).
       positives: P, the pairs of a user in a list.
-      temperature: what the scores are divided by.
-      cutoff: K, for losses that cut ("sl@k").
-      evenness: e from −3 to 1: how evenly users weigh. The loss of a list, which is a mean over its pairs or
-        an NDCG of its own, is multiplied with n^((1−e)/2), n being how many pairs the user has: 1 lets all
-        users weigh alike, −1 all pairs.
+      temperature: T; scores are divided by it.
+      cutoff: K, for losses with a cutoff ("sl@k").
+      evenness: e from −3 to 1: how evenly users weigh. The loss of a list, a mean over its pairs or an NDCG,
+        is multiplied by n^((1−e)/2), where n is the number of the user's pairs: with 1 all users weigh the
+        same, with −1 all pairs.
 
     Returns:
       The problem.
 
     Raises:
-      ValueError: if the loss is not known.
+      ValueError: the loss is unknown, or a value is out of range.
     """
     checked_model(model)
     if isinstance(loss, str):
         if loss not in LOSSES:
             raise ValueError(f"loss must be one of {sorted(LOSSES)}, got {loss!r}")
         loss = LOSSES[loss]
-    checks.coefficient("temperature", temperature, optional=False)
+    check_constant("temperature", temperature)
     check_evenness(evenness)
-
-    def of_all(value: Any) -> Array:
-        return jnp.broadcast_to(jnp.asarray(value, jnp.float32), (ratings.users,))
-
-    return Problem(
+    constants = {
+        "temperature": temperature,
+        "cutoff": cutoff,
+        "item_count": ratings.item_count,
+        "evenness": evenness,
+    }
+    return bx.Problem(
         upper=ListLoss(model, loss),
-        lower={"nothing": mean(_nothing)},
-        blocks=Listing(of_all(temperature), of_all(cutoff), of_all(ratings.item_count), of_all(evenness)),
+        lower={"nothing": bx.mean(_nothing)},
+        blocks=Listing(**for_all_users(constants, ratings.users)),
         upper_data=Lists(ratings, positives),
     )
 
@@ -244,7 +239,7 @@ def _nothing(x: PyTree, listing: Listing, batch: Any) -> Array:
 
 
 def _shares(scored: Scored, worth: Array) -> Array:
-    """The positives' worth as shares of one; negatives have none."""
+    """The worth of the positives as shares of one; zero for negatives."""
     positive = scored.real & (jnp.arange(worth.shape[0]) < scored.places)
     worth = jnp.where(positive, worth, 0)
     return worth / jnp.maximum(jnp.sum(worth), 1e-9)
@@ -257,7 +252,7 @@ def _cross_entropy(scored: Scored, target: Array, listing: Listing) -> Array:
 
 
 def _pairs(scored: Scored, listing: Listing) -> tuple[Array, Array]:
-    """The logistic loss of each positive with each item, and which of those pairs are of unequal rating."""
+    """The logistic loss of each positive with each item, and which items have a lower rating than it."""
     scores = jnp.where(scored.real, scored.scores, 0) / listing.temperature
     rating = scored.rating
     lower = rating[None, :] < rating[: scored.places, None]
@@ -275,7 +270,7 @@ def _list_ranks(scored: Scored) -> Array:
 
 
 def _ideal(scored: Scored) -> Array:
-    """The DCG of the list's own perfect order."""
+    """The DCG of the list in perfect order."""
     best = -jnp.sort(-jnp.where(scored.real, gain(scored.rating), 0)[: scored.places])
     total = jnp.sum(best / jnp.log2(jnp.arange(scored.places) + 2.0))
     return jnp.where(total > 0, total, 1)

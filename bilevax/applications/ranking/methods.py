@@ -1,7 +1,7 @@
-"""Every method by its name, with the settings that it takes, as a problem and a solver.
+"""Every training method by its name: its settings, its problem and its solver.
 
-The plain losses over lists and the bilevel methods go through the same loop, with the same lists and the same
-upper step (Adam with decoupled weight decay).
+The plain losses and the bilevel methods go through the same loop, with the same lists and the same upper step
+(Adam with decoupled weight decay).
 """
 
 from __future__ import annotations
@@ -11,23 +11,17 @@ from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 import optax
-from jax import Array
 
-from bilevax._problem.problem import Problem
-from bilevax._step.averaging import averaged
-from bilevax._util import checks
-from bilevax.applications.ranking.discounts import Discount, Logarithmic, Power
+import bilevax as bx
+from bilevax.applications.ranking.discounts import Logarithmic, Power
 from bilevax.applications.ranking.fresh import FreshBSVRBv1, FreshKSONG, FreshSONG
 from bilevax.applications.ranking.lists import Lists
 from bilevax.applications.ranking.losses import LOSSES, Listing, make_list_problem
-from bilevax.applications.ranking.objective import check_evenness, make_problem
-from bilevax.applications.ranking.ratings import Ratings
+from bilevax.applications.ranking.objective import SmoothedNDCG, check_constant, make_problem
+from bilevax.applications.ranking.ratings import Ratings, for_all_users
 from bilevax.applications.ranking.surrogates import Logistic, Sigmoid, SquaredHinge, Surrogate
-from bilevax.solvers import SONG
-from bilevax.solvers.restart import Restart
 
 BILEVEL = ("song", "k-song", "bsvrb v1", "re-bsvrb v1")
 METHODS = (*BILEVEL, *LOSSES)
@@ -39,35 +33,32 @@ SURROGATES: dict[str, Callable[[Any], Surrogate]] = {
 
 DISCOUNTS = ("logarithmic", "power")
 
-_EPSILON = 1e-12
+_EPSILON = 1e-12  # of Adam
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """What a training run is told; a number that a method has no use for is ignored.
+class TrainingSettings:
+    """Training hyper-parameters; a method ignores those that it does not use.
 
-    Numbers may be traced, so that runs with other numbers go side by side under `jax.vmap`; those marked *
-    are sizes or names, which are compiled in.
+    Values may be traced, so that runs with different settings go side by side under `jax.vmap`. Those marked
+    * are sizes or names, which are compiled in.
 
     Attributes:
       learning_rate: of Adam.
       weight_decay: decoupled: parameters shrink by learning_rate · weight_decay in every step.
-      averaging: the model that is measured and kept is an average over about so many epochs, and over a tenth
-        of the run while that is less; None takes it as it is. See `bx.averaged`.
+      averaging: the model that is measured and kept is an average over about this many epochs, or over a
+        tenth of the run while that is less; None keeps the model as it is. See `bx.averaged`.
       users_per_step: I. *
       positives: P, the pairs of a user in a list. *
       negatives: B, the unrated items in a list. *
-      temperature: the surrogate's number (a squared hinge's margin), or what a plain loss divides scores by.
+      temperature: the surrogate's parameter (a squared hinge's margin), or the temperature of a plain loss.
       surrogate: "squared hinge", "logistic" or "sigmoid". *
       cutoff: K. *
-      softness: τ₁ of the threshold's problem.
-      ridge: τ₂ of it.
-      gate: the width of ψ.
-      evenness: how evenly users weigh: 1 all users, −1 all pairs, and down to −3 busy users more; for the
-        bilevel methods 0 is NDCG; see `make_problem` and `make_list_problem`.
-      rivals: what the user's other pairs count in a rank; see `make_problem`.
-      focus: how much more the top of a list counts in a rank; None for all alike; see `make_problem`.
-      discount: "logarithmic", NDCG's, or "power". *
+      softness, ridge, gate, rivals, focus: as in `SmoothedNDCG`.
+      evenness: how evenly users weigh: with 1 all users weigh the same, with −1 all pairs, and down to −3
+        users with many pairs weigh more; for the bilevel methods 0 is NDCG. See `SmoothedNDCG` and
+        `make_list_problem`.
+      discount: "logarithmic", as in NDCG, or "power". *
       depth: the power.
       alpha: α of the ranks.
       beta: β of the tracked gradient.
@@ -78,7 +69,7 @@ class Settings:
       stages: of the restarted method. *
 
     Raises:
-      TypeError, ValueError: if one is of another kind, or out of range.
+      TypeError, ValueError: a value is of another kind, or out of range.
     """
 
     learning_rate: Any = 1e-3
@@ -108,132 +99,127 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("users_per_step", "positives", "negatives", "cutoff", "stages"):
-            object.__setattr__(self, name, checks.whole_number(name, getattr(self, name), 1))
-        if self.surrogate not in SURROGATES:
+            object.__setattr__(self, name, bx.checks.whole_number(name, getattr(self, name), 1))
+        if self.surrogate not in list(SURROGATES):
             raise ValueError(f"surrogate must be one of {list(SURROGATES)}, got {self.surrogate!r}")
         if self.discount not in DISCOUNTS:
             raise ValueError(f"discount must be one of {list(DISCOUNTS)}, got {self.discount!r}")
-        for name in ("temperature", "softness", "ridge", "gate", "depth", "threshold_step"):
-            checks.coefficient(name, self._number(name), optional=False)
-        for name in ("averaging", "focus"):
-            checks.coefficient(name, self._number(name), zero=True)
-        checks.coefficient("rivals", self._number("rivals"), high=1.0, zero=True, optional=False)
-        check_evenness(self._number("evenness"))
-        # What is left is for a solver or its upper step, and may be a schedule.
-        checks.coefficient("learning_rate", self.learning_rate, optional=False)
+        for name in ("temperature", "depth", "threshold_step"):
+            check_constant(name, getattr(self, name))
+        check_constant("averaging", self.averaging, zero=True, optional=True)
+        self.objective(item_count=2)  # checks its own fields
+        # The rest is for a solver or its upper step, and may be a schedule.
+        bx.checks.coefficient("learning_rate", self.learning_rate, optional=False)
         for name in ("weight_decay", "gamma", "threshold_gamma"):
-            checks.coefficient(name, getattr(self, name), zero=True, optional=False)
+            bx.checks.coefficient(name, getattr(self, name), zero=True, optional=False)
         for name in ("alpha", "beta", "threshold_alpha"):
-            checks.coefficient(name, getattr(self, name), high=1.0, optional=False)
+            bx.checks.coefficient(name, getattr(self, name), high=1.0, optional=False)
 
-    def _number(self, name: str) -> Any:
-        value = getattr(self, name)
-        if callable(value):
-            raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-        return value
+    def objective(self, item_count: int, *, thresholds: bool = True) -> SmoothedNDCG:
+        """The smoothed NDCG of a bilevel method, with thresholds or without."""
+        power = self.discount == "power"
+        return SmoothedNDCG(
+            cutoff=self.cutoff if thresholds else None,
+            surrogate=SURROGATES[self.surrogate](self.temperature),
+            softness=self.softness,
+            ridge=self.ridge,
+            gate=self.gate,
+            evenness=self.evenness,
+            rivals=self.rivals,
+            focus=self.focus,
+            discount=Power(self.depth, float(item_count)) if power else Logarithmic(),
+        )
 
-    def replace(self, **changes: Any) -> Settings:
+    def sampling(self, users: int) -> bx.Sampling:
+        """How a run samples: I users per step, B negatives per list, and no first pass over the data."""
+        return bx.Sampling(
+            blocks_per_step=min(self.users_per_step, users), batch_size=self.negatives, initial_batch_size=0
+        )
+
+    def replace(self, **changes: Any) -> TrainingSettings:
         """The settings with some changed.
 
         Raises:
-          TypeError: if a name is not one of the settings.
+          TypeError: a name is not one of the settings.
         """
-        unknown = set(changes) - {field.name for field in dataclasses.fields(self)}
+        known = [field.name for field in dataclasses.fields(self)]
+        unknown = sorted(set(changes) - set(known))
         if unknown:
-            known = [field.name for field in dataclasses.fields(self)]
-            raise TypeError(f"settings must be among {known}, got {sorted(unknown)}")
+            raise TypeError(f"settings must be among {known}, got {unknown}")
         return dataclasses.replace(self, **changes)
 
 
 def make_method(
-    method: str, ratings: Ratings, model: Any, settings: Settings, steps: int
-) -> tuple[Problem, Any]:
+    method: str, ratings: Ratings, model: Any, settings: TrainingSettings, steps: int
+) -> tuple[bx.Problem, Any]:
     """The problem and the solver of a method.
 
     Args:
       method: one of `METHODS`.
       ratings: the training pairs.
       model: scores items.
-      settings: its numbers.
-      steps: how many steps are to come: what the stages of a restarted method divide among themselves.
+      settings: its hyper-parameters.
+      steps: the length of the run, which the stages of a restarted method divide among themselves.
 
     Returns:
-      What `bx.minimize` takes; `batch_size` is `settings.negatives`.
+      The problem and the solver for `bx.minimize`; `batch_size` must be `settings.negatives`.
 
     Raises:
-      ValueError: if the method is not known.
+      ValueError: the method is unknown.
     """
     checked_method(method)
+    positives = settings.positives
     if method in LOSSES:
-        problem = make_list_problem(ratings, model, method, positives=settings.positives)
+        problem = make_list_problem(
+            ratings, model, method, positives=positives, **_listing_constants(settings)
+        )
     else:
-        cutoff = None if method == "song" else settings.cutoff
-        problem = make_problem(ratings, model, cutoff=cutoff, positives=settings.positives)
-    return with_numbers(problem, settings), make_solver(method, ratings.users, settings, steps)
+        objective = settings.objective(ratings.item_count, thresholds=method != "song")
+        problem = make_problem(ratings, model, objective, positives=positives)
+    return problem, make_solver(method, ratings.users, settings, steps)
 
 
 def checked_method(method: str) -> str:
-    """The method's name, if there is such a method."""
+    """The method's name, after a check that there is such a method."""
     if method not in METHODS:
         raise ValueError(f"method must be one of {list(METHODS)}, got {method!r}")
     return method
 
 
-def with_numbers(problem: Problem, settings: Settings) -> Problem:
-    """The problem with its numbers taken from the settings: traced ones too, nothing is compiled anew."""
-    blocks = problem.blocks
-    if isinstance(blocks, Listing):
-        numbers: Any = {
-            "temperature": settings.temperature,
-            "cutoff": settings.cutoff,
-            "evenness": settings.evenness,
-        }
+def with_settings(problem: bx.Problem, settings: TrainingSettings) -> bx.Problem:
+    """A problem of `make_method` with other constants, which may be traced. Sizes and names stay the same."""
+    if isinstance(problem.blocks, Listing):
+        constants = for_all_users(_listing_constants(settings), problem.count)
     else:
-        surrogate = SURROGATES[settings.surrogate](settings.temperature)
-        numbers = {
-            "softness": settings.softness,
-            "ridge": settings.ridge,
-            "gate": settings.gate,
-            "evenness": settings.evenness,
-            "rivals": settings.rivals,
-            "focus": settings.focus,
-            "surrogate": surrogate,
-            "discount": _discount(problem, settings),
-        }
-
-    def of_all(value: Any) -> Array:
-        return jnp.broadcast_to(jnp.asarray(value, jnp.float32), (problem.count,))
-
-    changed = dataclasses.replace(blocks, **jax.tree.map(of_all, numbers))
+        (lists,) = problem.lower_data
+        assert isinstance(lists, Lists)
+        constants = settings.objective(lists.ratings.item_count).constants(problem.count)
+    changed = dataclasses.replace(problem.blocks, **constants)
     return eqx.tree_at(lambda problem: problem.blocks, problem, changed)
 
 
-def _discount(problem: Problem, settings: Settings) -> Discount:
-    if settings.discount == "logarithmic":
-        return Logarithmic()
-    (lists,) = problem.lower_data
-    assert isinstance(lists, Lists)
-    return Power(settings.depth, float(lists.ratings.item_count))
+def _listing_constants(settings: TrainingSettings) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in ("temperature", "cutoff", "evenness")}
 
 
-def steps_per_epoch(users: int, settings: Settings) -> int:
-    """Steps in which every user is visited about once."""
+def steps_per_epoch(users: int, settings: TrainingSettings) -> int:
+    """The number of steps that visit every user about once."""
     return max(1, users // settings.users_per_step)
 
 
-def make_solver(method: str, users: int, settings: Settings, steps: int) -> Any:
-    """The solver of a method, for `users` blocks and so many steps."""
-    # F is a mean over users, and a vector is in few of their lists: gradients of the NDCGs are of the size of
-    # Adam's usual ε, 1e-8, or less, and that would be a smaller step for them than for sums over pairs.
+def make_solver(method: str, users: int, settings: TrainingSettings, steps: int) -> Any:
+    """The solver of a method, for a number of users and of steps."""
+    # F is a mean over users, and an item's vector is in the lists of few users. So the gradients of the NDCGs
+    # may be as small as Adam's usual ε, 1e-8, which would shorten their steps.
     upper_step = optax.adamw(settings.learning_rate, eps=_EPSILON, weight_decay=settings.weight_decay)
     if settings.averaging is not None:
         epoch = steps_per_epoch(users, settings)
-        upper_step = averaged(upper_step, jnp.maximum(settings.averaging * epoch, 1.0))
+        upper_step = bx.averaged(upper_step, jnp.maximum(settings.averaging * epoch, 1.0))
     if method in LOSSES:
-        return SONG(upper_step=upper_step, alpha=1.0, beta=1.0)
+        return bx.SONG(upper_step=upper_step, alpha=1.0, beta=1.0)
     if method == "song":
         return FreshSONG(upper_step=upper_step, alpha=settings.alpha, beta=settings.beta)
-    # g″ = τ₂ + mean of σ'/τ₁ ≤ τ₂ + 1/(4 τ₁), exactly: nothing has to be estimated.
+    # g″ = τ₂ + mean of σ'/τ₁ ≤ τ₂ + 1/(4 τ₁): a bound that needs no estimate.
     safe = 2 / (3 * (settings.ridge + 0.25 / settings.softness)) * settings.threshold_step
     alpha = {"rank": settings.alpha, "threshold": settings.threshold_alpha}
     if method == "k-song":
@@ -252,4 +238,4 @@ def make_solver(method: str, users: int, settings: Settings, steps: int) -> Any:
     )
     if method == "bsvrb v1":
         return solver
-    return Restart(solver, first=max(1, -(-steps // (2**settings.stages - 1))), stages=settings.stages)
+    return bx.Restart(solver, first=max(1, -(-steps // (2**settings.stages - 1))), stages=settings.stages)

@@ -1,8 +1,8 @@
 """Models that score items for users: matrix factorisation and NeuMF.
 
-A model is any object with `score(x, user, items)`, the scores of a vector of items for one user, a function
-of the parameters x; and with `start(key)`, the first x, if it is to be trained from scratch. One that knows a
-faster way to score all items for many users has `score_all(x, users)`. Models hold sizes only.
+A model is any object with the method `score(x, user, items)`: the scores of a vector of items for one user,
+given the parameters x. Two more methods are optional: `start(key)` returns the first x, and `score_all(x,
+users)` scores all items for many users where that can be done faster. Models hold sizes, not parameters.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax._problem.stream import Stream
-from bilevax._util import checks
-from bilevax.applications.ranking.lists import List
+import bilevax as bx
+from bilevax.applications.ranking.lists import List, take
 
 PyTree = Any
 
-_UNITS = 16  # hidden units that are added to all scores in one pass over them
+_UNITS = 16  # hidden units that one pass over the scores adds
 
 
 @runtime_checkable
 class Model(Protocol):
-    """What a model must offer; `start` may be left out where x0 is given."""
+    """What a model must have; `start` is needed only if no x0 is given."""
 
     def score(self, x: PyTree, user: Array, items: Array) -> Array:
         """The scores of a vector of items for one user."""
@@ -37,8 +36,8 @@ class MF:
     """Matrix factorisation: ⟨user, item⟩ + the item's bias.
 
     Args:
-      users: how many users there are.
-      items: how many items there are.
+      users: the number of users.
+      items: the number of items.
       width: the length of the vectors.
       spread: the standard deviation of the vectors at the start.
 
@@ -68,23 +67,23 @@ class MF:
         }
 
     def score(self, x: PyTree, user: Array, items: Array) -> Array:
-        return rows(x["item"], items) @ rows(x["user"], user) + rows(x["bias"], items)
+        return take(x["item"], items) @ take(x["user"], user) + take(x["bias"], items)
 
 
 @dataclasses.dataclass(frozen=True)
 class NeuMF:
-    """Neural matrix factorisation: a product part and a perceptron part, each with vectors of its own.
+    """Neural matrix factorisation: a product part and a perceptron part, each with its own vectors.
 
     score = ⟨w, p_u ⊙ q_i⟩ + ⟨w', dropout(relu(W [p'_u, q'_i] + b))⟩
 
-    W [p'_u, q'_i] is the sum of a user's and an item's part. The items' parts are taken of the whole
-    catalogue at once, so that a list costs no product of matrices.
+    W [p'_u, q'_i] is a sum of a user's part and an item's part. The items' parts are computed for the whole
+    catalogue at once, so that a list needs no matrix product.
 
     Args:
-      users: how many users there are.
-      items: how many items there are.
+      users: the number of users.
+      items: the number of items.
       width: the length of all four vectors, and of the hidden layer.
-      dropout: the share of hidden units left out of a training score.
+      dropout: the share of hidden units that a training score leaves out.
       spread: the standard deviation of the vectors at the start.
 
     Reference:
@@ -106,7 +105,7 @@ class NeuMF:
 
     def __post_init__(self) -> None:
         _check_sizes(self)
-        checks.coefficient("dropout", self.dropout, high=0.99, zero=True, optional=False)
+        bx.checks.coefficient("dropout", self.dropout, high=0.99, zero=True, optional=False)
 
     def start(self, key: Array) -> PyTree:
         """Random vectors and weights, biases zero."""
@@ -129,25 +128,25 @@ class NeuMF:
             "output_perceptron": glorot(keys[6], (d, 1))[:, 0],
         }
 
-    def score(self, x: PyTree, user: Array, items: Array, noise: Stream | None = None) -> Array:
-        """The scores; `noise` makes them training scores, with dropout."""
-        product = rows(x["product_item"], items) @ (rows(x["product_user"], user) * x["output_product"])
+    def score(self, x: PyTree, user: Array, items: Array, noise: bx.Stream | None = None) -> Array:
+        """The scores; with `noise` they are training scores, with dropout."""
+        product = take(x["product_item"], items) @ (take(x["product_user"], user) * x["output_product"])
         catalogue = x["perceptron_item"] @ x["hidden_item"]
-        own = rows(x["perceptron_user"], user) @ x["hidden_user"] + x["hidden_bias"]
-        hidden = jax.nn.relu(rows(catalogue, items) + own)
+        own = take(x["perceptron_user"], user) @ x["hidden_user"] + x["hidden_bias"]
+        hidden = jax.nn.relu(take(catalogue, items) + own)
         if noise is not None and self.dropout:
             kept = noise.bits(hidden.shape) >= jnp.uint32(int(self.dropout * 2**32))
             hidden = jnp.where(kept, hidden / (1 - self.dropout), 0)
         return product + hidden @ x["output_perceptron"]
 
     def score_all(self, x: PyTree, users: Array) -> Array:
-        """(users, items): the scores of all items for many users, without their hidden layers in memory."""
-        product = (rows(x["product_user"], users) * x["output_product"]) @ x["product_item"].T
-        own = rows(x["perceptron_user"], users) @ x["hidden_user"] + x["hidden_bias"]
+        """(users, items): the scores of all items for many users; no hidden layer is held in memory."""
+        product = (take(x["product_user"], users) * x["output_product"]) @ x["product_item"].T
+        own = take(x["perceptron_user"], users) @ x["hidden_user"] + x["hidden_bias"]
         catalogue = x["perceptron_item"] @ x["hidden_item"]
         units = -(-self.width // _UNITS)
 
-        def in_passes(by_unit: Array) -> Array:  # padded by units without weight
+        def in_passes(by_unit: Array) -> Array:  # padded with units of weight zero
             padded = jnp.pad(by_unit, [(0, units * _UNITS - self.width)] + [(0, 0)] * (by_unit.ndim - 1))
             return padded.reshape(units, _UNITS, *by_unit.shape[1:])
 
@@ -161,16 +160,11 @@ class NeuMF:
 
 
 def all_scores(model: Any, x: PyTree, users: Array, item_count: int) -> Array:
-    """(users, items): the scores of all items, by the model's own way if it has one."""
+    """(users, items): the scores of all items; by `model.score_all` if there is one."""
     if callable(getattr(model, "score_all", None)):
         return model.score_all(x, users)
     catalogue = jnp.arange(item_count, dtype=jnp.int32)
     return jax.vmap(lambda user: model.score(x, user, catalogue))(users)
-
-
-def rows(table: Array, index: Array) -> Array:
-    """The rows of a table at an index that is known to be within it."""
-    return table.at[index].get(mode="promise_in_bounds")
 
 
 def list_scores(model: Any, x: PyTree, batch: List) -> Array:
@@ -182,5 +176,5 @@ def list_scores(model: Any, x: PyTree, batch: List) -> Array:
 
 def _check_sizes(model: Any) -> None:
     for name in ("users", "items", "width"):
-        checks.whole_number(name, getattr(model, name), 1)
-    checks.coefficient("spread", model.spread, optional=False)
+        bx.checks.whole_number(name, getattr(model, name), 1)
+    bx.checks.coefficient("spread", model.spread, optional=False)

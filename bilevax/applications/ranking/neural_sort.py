@@ -22,15 +22,15 @@ _PASSES = 20
 
 
 def relaxed_sort(scores: Array, temperature: Any, passes: int = _PASSES) -> Array:
-    """The matrix whose row k says which score is the k-th largest.
+    """The matrix whose row k marks the k-th largest score.
 
     Args:
       scores: n scores.
       temperature: T; as it falls to 0 the matrix becomes a permutation.
-      passes: how often columns and rows are scaled to sum to one.
+      passes: how many times columns and rows are scaled to sum to one.
 
     Returns:
-      An n × n matrix of shares.
+      An n × n matrix of non-negative weights.
 
     Example:
       >>> import jax.numpy as jnp
@@ -54,5 +54,5 @@ def relaxed_sort(scores: Array, temperature: Any, passes: int = _PASSES) -> Arra
         matrix = matrix / jnp.maximum(jnp.sum(matrix, axis=0, keepdims=True), 1e-10)
         return matrix / jnp.maximum(jnp.sum(matrix, axis=1, keepdims=True), 1e-10), None
 
-    # Done again in the reverse pass: what every pass divides by would fill the memory.
+    # Recomputed in the reverse pass: storing the divisors of every pass would fill the memory.
     return jax.lax.scan(jax.checkpoint(scale), matrix, None, length=passes)[0]

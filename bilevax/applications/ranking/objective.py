@@ -12,8 +12,8 @@ where :math:`\lambda_q` is the smoothed K-th largest score of the user, an argmi
     \lambda_q = \arg\min_\lambda \frac{K + \varepsilon}{N} \lambda + \frac{\tau_2}{2} \lambda^2
         + \frac1N \sum_j \tau_1 \ln(1 + e^{(s_j - \lambda)/\tau_1})
 
-and :math:`\text{rank}_{q,i} = \sum_j \ell(s_j - s_i)` a mean level. Both sums run over all N items. A list of
-P positives and B negatives estimates them as two strata with their true weights, n_q and N − n_q; the
+and :math:`\text{rank}_{q,i} = \sum_j \ell(s_j - s_i)` is a mean level. Both sums run over all N items. A list
+of P positives and B negatives estimates them as two strata with their true weights, n_q and N − n_q; the
 item's own term is exact. Without the thresholds (ψ = 1) the problem is that of SONG.
 
 Reference:
@@ -31,171 +31,158 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax._problem.levels import argmin, mean
-from bilevax._problem.problem import Problem
-from bilevax._util import checks
+import bilevax as bx
 from bilevax.applications.ranking.discounts import Discount, Logarithmic
-from bilevax.applications.ranking.lists import List, Lists, stratum_weights
+from bilevax.applications.ranking.lists import List, Lists, item_weights, stratum_weights
 from bilevax.applications.ranking.models import list_scores
-from bilevax.applications.ranking.ratings import Ratings, gain
+from bilevax.applications.ranking.ratings import Ratings, for_all_users, gain
 from bilevax.applications.ranking.surrogates import SquaredHinge, Surrogate
 
 PyTree = Any
 
 
 class Query(eqx.Module):
-    """The constants of one user (and, with a leading axis, of all): numbers of the problem, not code.
+    """The constants of one user or, with a leading axis, of all users.
 
     Attributes:
       ideal: Z_q^K.
       total: the sum of the gains of the user's pairs.
-      evenness: e; the loss is divided by ideal^(1−|e|), and by total^e if e is positive.
       cutoff: K + ε.
-      softness: τ₁.
-      ridge: τ₂.
-      gate: T, the width of ψ.
-      rivals: what another pair of the user counts in a rank.
-      focus: a, by which items at the top of the list count more in a rank (`focused`); None if all count
-        alike.
-      surrogate: ℓ.
-      discount: what a pair at a rank is worth.
+      softness, ridge, gate, evenness, rivals, focus, surrogate, discount: those of `SmoothedNDCG`.
     """
 
     ideal: Array
     total: Array
-    evenness: Array
     cutoff: Array
     softness: Array
     ridge: Array
     gate: Array
+    evenness: Array
     rivals: Array
     focus: Array | None
     surrogate: Surrogate
     discount: Discount
 
 
-def make_queries(
-    ratings: Ratings,
-    cutoff: int | None,
-    surrogate: Surrogate,
-    softness: Any = 0.1,
-    ridge: Any = 1e-4,
-    gate: Any = 1.0,
-    evenness: Any = 0.0,
-    rivals: Any = 1.0,
-    focus: Any = None,
-    discount: Discount | None = None,
-) -> Query:
-    """The constants of all users; cutoff None ranks without a threshold (SONG).
+@dataclasses.dataclass(frozen=True)
+class SmoothedNDCG:
+    """The smoothed top-K NDCG that `make_problem` optimizes. All but `cutoff` may be traced arrays.
+
+    Attributes:
+      cutoff: K; None leaves out the thresholds, which is SONG's problem.
+      surrogate: ℓ; by default `SquaredHinge()`.
+      softness: τ₁ > 0, in units of scores.
+      ridge: τ₂ > 0, the strong convexity of the threshold's problem.
+      gate: T > 0, the width of ψ in units of scores.
+      evenness: e from −3 to 1: how evenly users weigh. 0 is NDCG. NDCG sums over pairs, and users with many
+        pairs weigh more, as Z grows more slowly than their number. For e > 0 the loss of a user is divided by
+        Z^(1−e) (Σ gains)^e: 1 is the mean discount of a user's pairs, weighted with their gains. For e < 0 it
+        is divided by Z^(1+e): −1 is DCG, where pairs of equal gain and rank weigh the same, whichever user
+        they belong to; below −1, pairs of users with many pairs weigh more.
+      rivals: from 0 to 1: how much the user's other pairs count in a pair's rank. 1 is the rank among all
+        items, 0 the rank among items that the user has not rated, as recommendations are judged.
+      focus: a ≥ 0. The p-th best of a list's negatives counts in a rank in proportion to (p − ½)^(−a), 1 on
+        average: items at the top of the list weigh more. The weights are not differentiated. With None all
+        negatives count the same, and the estimates of ranks are unbiased.
+      discount: the worth of a pair at a rank; by default `Logarithmic()`, as in NDCG.
 
     Raises:
-      ValueError: if the cutoff is not below the number of items.
+      TypeError, ValueError: a value is of another kind, or out of range.
     """
-    if cutoff is not None:
-        checks.whole_number("cutoff", cutoff, 1)
-        if cutoff >= ratings.item_count:
-            raise ValueError(
-                f"cutoff must be less than the number of items {ratings.item_count}, got {cutoff}"
-            )
-    for name, value in (("softness", softness), ("ridge", ridge), ("gate", gate)):
-        checks.coefficient(name, value, optional=False)
-    check_evenness(evenness)
-    checks.coefficient("rivals", rivals, high=1.0, zero=True, optional=False)
-    checks.coefficient("focus", focus, zero=True)
-    ideal, total = jnp.asarray(ratings.ideal(cutoff)), jnp.asarray(ratings.total_gain())
 
-    def of_all(value: Any) -> Array:
-        return jnp.broadcast_to(jnp.asarray(value, ideal.dtype), ideal.shape)
+    cutoff: int | None = 300
+    surrogate: Surrogate = dataclasses.field(default_factory=SquaredHinge)
+    softness: Any = 0.1
+    ridge: Any = 1e-4
+    gate: Any = 1.0
+    evenness: Any = 0.0
+    rivals: Any = 1.0
+    focus: Any = None
+    discount: Discount = dataclasses.field(default_factory=Logarithmic)
 
-    top = float(ratings.item_count if cutoff is None else cutoff) + 0.5
+    def __post_init__(self) -> None:
+        if self.cutoff is not None:
+            bx.checks.whole_number("cutoff", self.cutoff, 1)
+        for name in ("softness", "ridge", "gate"):
+            check_constant(name, getattr(self, name))
+        check_evenness(self.evenness)
+        check_constant("rivals", self.rivals, high=1.0, zero=True)
+        check_constant("focus", self.focus, zero=True, optional=True)
+
+    def constants(self, users: int) -> dict[str, Any]:
+        """The fields of `Query` that are the same for all users."""
+        names = ("softness", "ridge", "gate", "evenness", "rivals", "focus", "surrogate", "discount")
+        return for_all_users({name: getattr(self, name) for name in names}, users)
+
+
+def make_queries(ratings: Ratings, objective: SmoothedNDCG) -> Query:
+    """The constants of all users.
+
+    Raises:
+      ValueError: the cutoff is not below the number of items.
+    """
+    cutoff = objective.cutoff
+    if cutoff is not None and cutoff >= ratings.item_count:
+        raise ValueError(f"cutoff must be less than the number of items {ratings.item_count}, got {cutoff}")
+    top = (ratings.item_count if cutoff is None else cutoff) + 0.5
     return Query(
-        ideal,
-        total,
-        of_all(evenness),
-        of_all(top),
-        of_all(softness),
-        of_all(ridge),
-        of_all(gate),
-        of_all(rivals),
-        None if focus is None else of_all(focus),
-        jax.tree.map(of_all, surrogate),
-        jax.tree.map(of_all, Logarithmic() if discount is None else discount),
+        ideal=jnp.asarray(ratings.ideal(cutoff)),
+        total=jnp.asarray(ratings.total_gain()),
+        cutoff=for_all_users(top, ratings.users),
+        **objective.constants(ratings.users),
     )
 
 
 def make_problem(
-    ratings: Ratings,
-    model: Any,
-    *,
-    cutoff: int | None = 300,
-    surrogate: Surrogate | None = None,
-    positives: int = 10,
-    softness: Any = 0.1,
-    ridge: Any = 1e-4,
-    gate: Any = 1.0,
-    evenness: Any = 0.0,
-    rivals: Any = 1.0,
-    focus: Any = None,
-    discount: Discount | None = None,
-) -> Problem:
+    ratings: Ratings, model: Any, objective: SmoothedNDCG | None = None, *, positives: int = 10
+) -> bx.Problem:
     """The bilevel problem of top-K NDCG, for `bx.minimize(…, batch_size=negatives)`.
 
     Args:
       ratings: the training pairs.
       model: scores items: `NeuMF`, `MF`, or any object with `score(x, user, items)`.
-      cutoff: K; None leaves out the thresholds, and gives SONG's problem.
-      surrogate: ℓ, left out `SquaredHinge()`.
+      objective: the smoothed NDCG; by default `SmoothedNDCG()`.
       positives: P, the pairs of a user in a list.
-      softness: τ₁ > 0, in units of scores.
-      ridge: τ₂ > 0, the strong convexity of the threshold's problem.
-      gate: T > 0, the width of ψ in units of scores.
-      evenness: e from −3 to 1: how evenly users weigh. 0 is NDCG. NDCG sums over pairs, and users with many
-        of them weigh more, as Z grows less than their number. For e > 0 the loss of a user is divided by
-        Z^(1−e) (Σ gains)^e: 1 is the mean discount of a user's pairs, weighted with their gains. For e < 0 it
-        is divided by Z^(1+e): −1 is DCG, where pairs of equal gain and rank weigh alike, whosever they are;
-        below that those of users with many pairs weigh more.
-      rivals: from 0 to 1: what the user's other pairs count in a pair's rank. 1 is the rank among all items,
-        0 that among the items that the user has not rated, by which recommendations are judged.
-      focus: a ≥ 0. In a rank the p-th of a list's negatives then counts in proportion to (p − ½)^(−a), one
-        in the mean: what stands at the top of the list, where it is seen, weighs more. The weights are not
-        differentiated. With None all count alike, and the estimates of the ranks are unbiased.
-      discount: what a pair at a rank is worth, left out `Logarithmic()`, NDCG's; or `Power(depth, last)`.
 
     Returns:
-      A problem whose blocks are users, with the lower levels "rank" (a slot per pair and one behind them, for
+      A problem whose blocks are users. Its lower levels are "rank" (a slot per pair, and one after them for
       padding) and, if there is a cutoff, "threshold" (a slot per user).
 
     Raises:
-      TypeError: if the model has no `score`.
-      ValueError: if a number is out of range.
+      TypeError: the model has no `score`.
+      ValueError: the cutoff is not below the number of items.
     """
     checked_model(model)
-    surrogate = SquaredHinge() if surrogate is None else surrogate
-    queries = make_queries(
-        ratings, cutoff, surrogate, softness, ridge, gate, evenness, rivals, focus, discount
-    )
+    objective = SmoothedNDCG() if objective is None else objective
     levels: dict[str, Any] = {
-        "rank": mean(Rank(ratings.item_count), slots=pair_slots, count=ratings.pairs + 1)
+        "rank": bx.mean(Rank(ratings.item_count), slots=pair_slots, count=ratings.pairs + 1)
     }
-    if cutoff is not None:
-        levels["threshold"] = argmin(Threshold(ratings.item_count))
-    return Problem(
+    if objective.cutoff is not None:
+        levels["threshold"] = bx.argmin(Threshold(ratings.item_count))
+    return bx.Problem(
         upper=loss,
         lower=levels,
-        blocks=queries,
+        blocks=make_queries(ratings, objective),
         upper_data="rank",
         lower_data=Lists(ratings, positives),
         through=ListScores(model),
     )
 
 
+def check_constant(name: str, value: Any, *, optional: bool = False, **bounds: Any) -> None:
+    """Raises unless a value is a number within bounds, and no schedule: it is a constant of the problem."""
+    if callable(value):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    bx.checks.coefficient(name, value, optional=optional, **bounds)
+
+
 def check_evenness(evenness: Any) -> None:
-    """A number from −3 to 1."""
-    checks.coefficient("evenness", evenness, low=-3.0, high=1.0, zero=True, optional=False)
+    """Raises unless the evenness is a number from −3 to 1."""
+    check_constant("evenness", evenness, low=-3.0, high=1.0, zero=True)
 
 
 def checked_model(model: Any) -> Any:
-    """The model, if it can score."""
+    """The model, after a check that it can score."""
     if not callable(getattr(model, "score", None)):
         raise TypeError(f"model must have a method score(x, user, items), got {type(model).__name__}")
     return model
@@ -208,7 +195,7 @@ def pair_slots(query: Query, batch: List) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class ListScores:
-    """What the problem sees of x: the scores of a list."""
+    """The scores of a list, through which the problem depends on x."""
 
     model: Any
 
@@ -218,7 +205,7 @@ class ListScores:
 
 def loss(scores: Array, y: dict[str, Array], query: Query, batch: List) -> Array:
     """f: minus the user's smoothed NDCG, estimated from the positives of a list."""
-    # An estimate with error correction can fall below what a rank can be.
+    # An estimate with error correction can fall below the smallest possible rank.
     rank = jnp.maximum(y["rank"], query.surrogate.own)
     terms = gain(batch.rating) * query.discount(rank)
     if "threshold" in y:
@@ -247,11 +234,11 @@ def estimated_ranks(
     rivals: Any = 1.0,
     focus: Array | None = None,
 ) -> Array:
-    """The ranks of a list's positives among all items: two strata, and the own term exact.
+    """The ranks of a list's positives among all items: two strata, and an exact own term.
 
     rank_i ≈ ℓ(own) + ρ (n−1)/(p−1) Σ_{positives j ≠ i} ℓ(s_j − s_i) + (N−n)/B Σ_{negatives} κ_j ℓ(s_j − s_i)
 
-    κ = 1 without a focus: then it is an unbiased estimate of the rank. Else κ is `focused`.
+    Without a focus κ = 1, and the estimate is unbiased. With a focus κ is `focused`.
     """
     places = batch.places
     positive, negative = scores[:places], scores[places:]
@@ -267,9 +254,9 @@ def estimated_ranks(
 
 
 def focused(negative: Array, focus: Array) -> Array:
-    """κ: what each negative of a list counts in a rank: (p − ½)^(−a) at place p, one in the mean.
+    """κ, the weight of each negative of a list in a rank: (p − ½)^(−a) at place p, 1 on average.
 
-    Equal scores share the best of their places. Places are counted, and have no derivative.
+    Equal scores share the best of their places. Places are counted and have no derivative.
     """
     higher = jnp.sum(negative[None, :] > negative[:, None], axis=1)
     weight = (higher + 0.5) ** -focus
@@ -278,14 +265,11 @@ def focused(negative: Array, focus: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Threshold:
-    """g: what the smoothed K-th largest score minimises."""
+    """g: its minimiser is the smoothed K-th largest score."""
 
     item_count: int
 
     def __call__(self, scores: Array, y: Array, query: Query, batch: List) -> Array:
         excess = query.softness * jax.nn.softplus((scores - y) / query.softness)
-        positive, negative = stratum_weights(batch, self.item_count)
-        weight = jnp.where(jnp.arange(scores.shape[0]) < batch.places, positive, negative)
-        real = jnp.concatenate([batch.real, jnp.ones(scores.shape[0] - batch.places, bool)])
-        total = jnp.sum(jnp.where(real, weight * excess, 0))
+        total = jnp.sum(item_weights(batch, self.item_count) * excess)
         return (query.cutoff * y + total) / self.item_count + 0.5 * query.ridge * y**2

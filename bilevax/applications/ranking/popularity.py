@@ -1,4 +1,4 @@
-"""The simplest recommender: what most users had."""
+"""The simplest recommender: the most popular items, the same for every user."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax.applications.ranking.models import rows
+from bilevax.applications.ranking.lists import take
 from bilevax.applications.ranking.ratings import Ratings
 
 
 @dataclasses.dataclass(frozen=True)
 class Popularity:
-    """Scores an item by how many users had it in training: the same for everybody.
+    """Scores an item by the number of users who have it in the training data.
 
     Example:
       >>> import jax.numpy as jnp
@@ -25,8 +25,8 @@ class Popularity:
     """
 
     def count(self, ratings: Ratings) -> Array:
-        """x: the number of training pairs of every item."""
+        """The parameters x: the number of training pairs of every item."""
         return jnp.zeros(ratings.item_count).at[ratings.items].add(1.0)
 
     def score(self, x: Array, user: Any, items: Array) -> Array:
-        return rows(x, items)
+        return take(x, items)

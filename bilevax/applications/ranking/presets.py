@@ -1,4 +1,4 @@
-"""Numbers that a search has found: what a recommender starts from, and what the experiment runs with."""
+"""Tuned settings: the defaults of `TopKRecommender` and of the experiment on MovieLens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def tuned(data: str, method: str) -> dict[str, Any]:
-    """The numbers that `bilevax tune` found for a method on a data set; those of ML-1M for any other data.
+    """The settings that `bilevax tune` found for a method on a data set; for unknown data, those of ML-1M.
 
     Example:
       >>> from bilevax.applications.ranking.presets import tuned

@@ -1,35 +1,38 @@
-"""The ratings of all users as flat arrays on the device, one user after the other."""
+"""The ratings of all users as flat arrays on the device, grouped by user."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bilevax._util import checks
+import bilevax as bx
+
+PyTree = Any
 
 _MOST = 2**31 - 1  # items, and pairs: places are int32
-_LARGEST = 30  # 2^r − 1 is still far from the limits of a float
+_LARGEST = 30  # 2^r − 1 must stay far below the largest float
 
 
 class Ratings(eqx.Module):
-    """Who rated what, and how: user u owns the pairs offsets[u] to offsets[u + 1], sorted by item.
+    """Rated pairs of a user and an item: user u owns the pairs offsets[u] to offsets[u + 1], sorted by item.
 
-    Everything that is remembered per pair is a flat vector aligned with `items` and `values`, never an array
-    of users × items.
+    Whatever is stored per pair is a flat vector aligned with `items` and `values`, never an array of
+    users × items.
 
     Args:
       offsets: users + 1 ascending integers from 0 to the number of pairs.
       items: the item of every pair, in 0..item_count − 1; no user has an item twice.
       values: the rating of every pair, not negative.
-      item_count: how many items there are, rated or not.
-      empty_users: whether users without a pair are allowed (they are in held-out data, not in training data).
+      item_count: the number of items, rated or not.
+      empty_users: whether users may have no pair, as in held-out data; in training data they may not.
 
     Raises:
-      ValueError: if the arrays do not fit together, or a user has an item twice.
+      ValueError: the arrays do not fit together, or a user has an item twice.
 
     Example:
       >>> from bilevax.applications.ranking import Ratings
@@ -47,7 +50,7 @@ class Ratings(eqx.Module):
 
     def __init__(self, offsets: Any, items: Any, values: Any, item_count: int, *, empty_users: bool = False):
         column, value = np.asarray(items), np.asarray(values, np.float32)
-        item_count = checks.whole_number("item_count", item_count, 1, _MOST)
+        item_count = bx.checks.whole_number("item_count", item_count, 1, _MOST)
         if column.ndim != 1 or not np.issubdtype(column.dtype, np.integer):
             raise ValueError(
                 f"items must be a vector of integers, got shape {column.shape} of {column.dtype}"
@@ -61,7 +64,7 @@ class Ratings(eqx.Module):
             )
         if not (np.isfinite(value) & (value >= 0) & (value <= _LARGEST)).all():
             raise ValueError(
-                f"values must lie in 0..{_LARGEST}, as a gain 2^r − 1 is made of each rating r, got "
+                f"values must lie in 0..{_LARGEST}, since the gain of a rating r is 2^r − 1, got "
                 f"{value.min()} to {value.max()}: rescale them"
             )
         column = column.astype(np.int64)
@@ -82,12 +85,12 @@ class Ratings(eqx.Module):
 
     @staticmethod
     def of(rows: Any, *, empty_users: bool = False) -> Ratings:
-        """From rows by user as `bilevax.data` gives them (`UserRows`: a part of a split)."""
+        """Ratings from `bilevax.data.UserRows`, such as a part of a split."""
         return Ratings(rows.offsets, rows.item, rows.rating, rows.items, empty_users=empty_users)
 
     @property
     def pairs(self) -> int:
-        """How many pairs of a user and an item there are."""
+        """The number of pairs."""
         return self.items.shape[0]
 
     def owners(self) -> np.ndarray:
@@ -96,7 +99,7 @@ class Ratings(eqx.Module):
         return np.repeat(np.arange(self.users, dtype=np.int32), np.diff(bounds))
 
     def ideal(self, cutoff: int | None) -> np.ndarray:
-        """Every user's DCG of the perfect ranking of its pairs, cut at `cutoff`; 1 without gains."""
+        """The DCG of every user's perfect ranking, cut at `cutoff`; 1 for users without gains."""
         owners, gains = self.owners(), np.asarray(gain(np.asarray(self.values, np.float64)))
         order = np.lexsort((-gains, owners))
         place = np.arange(self.pairs) - np.asarray(self.offsets)[owners]
@@ -106,15 +109,20 @@ class Ratings(eqx.Module):
         return np.where(total > 0, total, 1.0).astype(np.float32)
 
     def total_gain(self) -> np.ndarray:
-        """Every user's sum of gains; 1 without any."""
+        """The sum of every user's gains; 1 for users without gains."""
         gains = np.asarray(gain(np.asarray(self.values, np.float64)))
         total = np.bincount(self.owners(), weights=gains, minlength=self.users)
         return np.where(total > 0, total, 1.0).astype(np.float32)
 
 
 def gain(rating: Any) -> Any:
-    """2^r − 1, what an item of rating r is worth at the top of a list."""
+    """2^r − 1, the worth of an item with rating r at the top of a list."""
     return 2.0**rating - 1
+
+
+def for_all_users(constants: PyTree, users: int) -> PyTree:
+    """The same constants for every user: each gets a leading axis of length `users`."""
+    return jax.tree.map(lambda one: jnp.broadcast_to(jnp.asarray(one, jnp.float32), (users,)), constants)
 
 
 def _checked_offsets(bounds: np.ndarray, pairs: int, empty_users: bool) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A recommender: from a table of who rated what to the items that each user should see next."""
+"""A recommender: from a table of ratings to the items that each user should see next."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bilevax._run.history import History
-from bilevax._run.outcome import Outcome
-from bilevax._run.progress import Choice, Progress
-from bilevax._util import checks
+import bilevax as bx
+from bilevax.applications import interrupted
 from bilevax.applications.ranking.array_file import load_arrays, read_file, save_arrays
-from bilevax.applications.ranking.evaluation import hold_out
 from bilevax.applications.ranking.fitted import Fitted, check_ids
-from bilevax.applications.ranking.methods import Settings, checked_method
+from bilevax.applications.ranking.held_out import hold_out
+from bilevax.applications.ranking.methods import TrainingSettings, checked_method
 from bilevax.applications.ranking.models import MF, NeuMF
 from bilevax.applications.ranking.presets import tuned
 from bilevax.applications.ranking.ratings import Ratings
-from bilevax.applications.ranking.training import Trained, parse_metric, train
+from bilevax.applications.ranking.training import parse_metric, train
 from bilevax.data import Interactions, load_interactions, make_interactions, split_last
 from bilevax.data.tables import usual_columns
 
@@ -34,28 +32,29 @@ _CONFIGURATION_LIMIT = 2**20  # bytes
 
 
 class TopKRecommender:
-    """Learns to rank items for users, for the top of the list.
+    """Learns to rank items for users, with the weight on the top of each list.
 
     Args:
-      method: one of `METHODS`; "k-song" is the bilevel method that costs least.
+      method: one of `METHODS`; "k-song" is the cheapest bilevel method with a top-K threshold.
       model: "neumf" or "mf".
       width: the length of the model's vectors.
       dropout: of "neumf".
-      epochs: how often every user is visited, at most.
-      warm_up: epochs of softmax cross-entropy before that, with the numbers that a search found for it.
-      held_out: how many of each user's last items are held out to choose the best epoch by; 0 trains on all,
-        for all epochs. Users with so few items that none would be left keep them all.
-      watch: the metric to choose by.
+      epochs: how many times every user is visited, at most.
+      warm_up: epochs of softmax cross-entropy before that, with the tuned settings of softmax.
+      held_out: the number of each user's last items that are held out to select the best epoch; with 0,
+        training uses all items and runs for all epochs. Users with too few items keep all of them.
+      watch: the metric that selects the best epoch.
       every: epochs between two measurements.
-      patience: measurements without a better one after which training stops; None never stops early.
-      seed: of everything random.
-      settings: numbers of the method by name, see `Settings`. Those left out are what a search on MovieLens
-        1M found for the method (after 20 epochs of warm-up); with a surrogate or discount of your own, those
-        of `Settings`. A cutoff left out is at most half of the items.
+      patience: training stops after this many measurements without improvement; None never stops early.
+      seed: of all random choices.
+      settings: hyper-parameters by name, see `TrainingSettings`. The defaults are what a search on MovieLens
+        1M found for the method (after 20 epochs of warm-up); if you give a surrogate or a discount, those of
+        `TrainingSettings`. The default cutoff is at most half of the items.
 
     Attributes:
-      history_: what was measured in training.
+      history_: the measurements of the training.
       best_epoch_: the epoch whose parameters are kept.
+      outcome_: why the training ended, a `bx.Outcome`: `bx.Outcome.INTERRUPTED` after a signal.
 
     Example:
       >>> from bilevax.applications.ranking import TopKRecommender
@@ -88,27 +87,27 @@ class TopKRecommender:
         if model not in list(MODELS):
             raise ValueError(f"model must be one of {list(MODELS)}, got {model!r}")
         self.model = model
-        self.width = checks.whole_number("width", width, 1)
-        checks.coefficient("dropout", dropout, high=0.99, zero=True, optional=False)
+        self.width = bx.checks.whole_number("width", width, 1)
+        bx.checks.coefficient("dropout", dropout, high=0.99, zero=True, optional=False)
         self.dropout = dropout
-        self.epochs = checks.whole_number("epochs", epochs, 1)
-        self.warm_up = checks.whole_number("warm_up", warm_up, 0)
-        self.held_out = checks.whole_number("held_out", held_out, 0)
+        self.epochs = bx.checks.whole_number("epochs", epochs, 1)
+        self.warm_up = bx.checks.whole_number("warm_up", warm_up, 0)
+        self.held_out = bx.checks.whole_number("held_out", held_out, 0)
         parse_metric(watch)
         self.watch = watch
-        self.every = checks.whole_number("every", every, 1)
-        self.patience = None if patience is None else checks.whole_number("patience", patience, 1)
-        self.seed = checks.whole_number("seed", seed, 0, 2**63 - 1)
+        self.every = bx.checks.whole_number("every", every, 1)
+        self.patience = None if patience is None else bx.checks.whole_number("patience", patience, 1)
+        self.seed = bx.checks.whole_number("seed", seed, 0, 2**63 - 1)
         if not isinstance(settings, Mapping | None):
             raise TypeError(f"settings must be a dict, got {type(settings).__name__}")
         given = {name: _plain(value) for name, value in (settings or {}).items()}
         other_form = "surrogate" in given or "discount" in given
         self.settings = given if other_form else tuned("ml-1m", method) | given
-        Settings().replace(**self.settings)
+        TrainingSettings().replace(**self.settings)
         self._fitted: Fitted | None = None
-        self.history_: Any = None
+        self.history_: bx.History | None = None
         self.best_epoch_: float | None = None
-        self.outcome_: Outcome | None = None
+        self.outcome_: bx.Outcome | None = None
 
     @classmethod
     def from_file(cls, path: str | Path) -> TopKRecommender:
@@ -136,33 +135,36 @@ class TopKRecommender:
         self,
         table: Any,
         *,
-        progress: Choice | Progress | None = "auto",
+        progress: bx.Progress | str | None = "auto",
         seconds: float | None = None,
         checkpoint: str | Path | None = None,
         resume: bool = False,
     ) -> TopKRecommender:
         """Trains on a table of interactions.
 
+        An interrupted training (SIGINT or SIGTERM) returns the model it has, prints a line and sets
+        `outcome_`.
+
         Args:
           table: `bilevax.data.Interactions`; a path or the name of a known data set; a pandas frame or a dict
-            with the columns user and item, and if there are any rating and time, by these or other usual
-            names (user_id, timestamp, …).
+            with the columns user and item, and optionally rating and time, under these or other usual names
+            (user_id, timestamp, …).
           progress: as in `bx.minimize`.
-          seconds: stop after about so much time, the warm-up included.
-          checkpoint: a directory for checkpoints.
-          resume: go on from the latest checkpoint, if there is one.
+          seconds: stop after about this much time, the warm-up included.
+          checkpoint: a directory for checkpoints; "~" is the home folder.
+          resume: continue from the latest checkpoint, if there is one.
 
         Returns:
           The recommender itself.
 
         Raises:
-          DataError: if the table cannot be used: duplicate pairs, ratings that are not numbers, no rows.
-          ValueError: if a size of the settings does not fit the table.
+          DataError: the table cannot be used: duplicate pairs, ratings that are not numbers, no rows.
+          ValueError: a size in the settings does not fit the table.
         """
         table = as_interactions(table)
         check_ids("user_ids", table.user_ids)
         check_ids("item_ids", table.item_ids)
-        settings = Settings().replace(**self.settings)
+        settings = TrainingSettings().replace(**self.settings)
         if "cutoff" not in self.settings:
             settings = settings.replace(cutoff=min(settings.cutoff, max(1, table.items // 2)))
         settings = settings.replace(users_per_step=min(settings.users_per_step, table.users))
@@ -196,7 +198,6 @@ class TopKRecommender:
             checkpoint=checkpoint,
             resume=resume,
         )
-        self._keep(trained)
         self._fitted = Fitted(
             model,
             trained.x,
@@ -205,6 +206,13 @@ class TopKRecommender:
             np.asarray(everything.offsets),
             np.asarray(everything.items),
         )
+        self.history_, self.best_epoch_, self.outcome_ = trained.history, trained.epoch, trained.outcome
+        if trained.outcome is bx.Outcome.INTERRUPTED:
+            more = "" if checkpoint is None else "; fit again with resume=True to continue"
+            interrupted.report(
+                f"TopKRecommender.fit was interrupted: the model is that of epoch {trained.epoch:.1f} of "
+                f"{self.epochs}{more}"
+            )
         return self
 
     def recommend(self, user: Any, k: int = 10, *, seen: bool = False) -> list[tuple[Any, float]]:
@@ -212,18 +220,18 @@ class TopKRecommender:
 
         Args:
           user: the user's id, as in the table.
-          k: how many; a user who has fewer unseen items gets those.
-          seen: whether items of the table that the user had may be among them.
+          k: the number of items; a user with fewer unseen items gets all of those.
+          seen: whether to include items that the user has in the table.
 
         Returns:
           Pairs of an item's id and its score.
 
         Raises:
-          KeyError: if the user is not known.
-          ValueError: if k exceeds the number of items.
+          KeyError: the user is unknown.
+          ValueError: k exceeds the number of items.
         """
         fitted = self._require()
-        k = checks.whole_number("k", k, 1, len(fitted.item_ids))
+        k = bx.checks.whole_number("k", k, 1, len(fitted.item_ids))
         code = fitted.user_code(user)
         scores = fitted.catalogue_scores(code)
         own = fitted.items[fitted.offsets[code] : fitted.offsets[code + 1]]
@@ -243,7 +251,7 @@ class TopKRecommender:
           A score per item.
 
         Raises:
-          KeyError: if the user or an item is not known.
+          KeyError: the user or an item is unknown.
         """
         fitted = self._require()
         if isinstance(items, str) or np.ndim(items) != 1:
@@ -267,7 +275,7 @@ class TopKRecommender:
             "arguments": _arguments(self),
             "best_epoch": self.best_epoch_,
             "outcome": str(self.outcome_),
-            "history": self.history_.entries,
+            "history": self.history_.entries if self.history_ else [],
         }
         arrays = {name: getattr(fitted, name) for name in _KEPT}
         save_arrays(path, note, arrays | {f"x/{name}": array for name, array in fitted.x.items()})
@@ -295,7 +303,7 @@ class TopKRecommender:
         try:
             model = recommender._make_model(len(arrays["user_ids"]), len(arrays["item_ids"]))
             recommender._fitted = Fitted(model, _parameters(model, x), **arrays)
-            recommender.outcome_ = Outcome(note["outcome"])
+            recommender.outcome_ = bx.Outcome(note["outcome"])
             recommender.best_epoch_ = _epoch(note["best_epoch"])
             recommender.history_ = _history(note["history"])
         except (TypeError, ValueError, OverflowError) as error:
@@ -318,9 +326,6 @@ class TopKRecommender:
         extra = {"dropout": self.dropout} if self.model == "neumf" else {}
         return MODELS[self.model](users, items, self.width, **extra)
 
-    def _keep(self, trained: Trained) -> None:
-        self.history_, self.best_epoch_, self.outcome_ = trained.history, trained.epoch, trained.outcome
-
     def _require(self) -> Fitted:
         if self._fitted is None:
             raise RuntimeError("the recommender must be fitted first: call fit(table)")
@@ -328,7 +333,7 @@ class TopKRecommender:
 
 
 def as_interactions(table: Any) -> Interactions:
-    """A table in any of the forms that `fit` takes."""
+    """The table from any of the forms that `fit` accepts."""
     if isinstance(table, Interactions):
         return table
     if isinstance(table, (str, Path)):
@@ -373,11 +378,11 @@ def _parameters(model: Any, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 def _epoch(value: Any) -> float:
-    checks.number("best_epoch", value, 0.0)
+    bx.checks.number("best_epoch", value, 0.0)
     return float(value)
 
 
-def _history(entries: Any) -> History:
+def _history(entries: Any) -> bx.History:
     """The stored history: a list of numbers by name."""
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ValueError("the history must be a list of entries, got something else")
@@ -386,4 +391,4 @@ def _history(entries: Any) -> History:
             whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
             if not whole and not isinstance(value, float):
                 raise ValueError(f"the history must hold numbers, got {name} = {value!r}")
-    return History(entries)
+    return bx.History(entries)

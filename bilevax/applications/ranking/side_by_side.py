@@ -1,4 +1,4 @@
-"""Many trainings as one program: other numbers and other seeds, side by side under vmap."""
+"""Many trainings as one program: different settings and seeds, side by side under vmap."""
 
 from __future__ import annotations
 
@@ -13,22 +13,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bilevax._problem.problem import Problem
-from bilevax._run.chunks import advance
-from bilevax._step.state import State
-from bilevax._util import checks
-from bilevax.applications.ranking.evaluation import Held, evaluate
+import bilevax as bx
+from bilevax.applications.ranking.evaluation import evaluate
+from bilevax.applications.ranking.held_out import Held
 from bilevax.applications.ranking.methods import (
-    BILEVEL,
-    Settings,
+    TrainingSettings,
     checked_method,
     make_method,
     make_solver,
     steps_per_epoch,
-    with_numbers,
+    with_settings,
 )
 from bilevax.applications.ranking.ratings import Ratings
-from bilevax.applications.ranking.start import start_levels
+from bilevax.applications.ranking.start import first_levels
 from bilevax.applications.ranking.training import WARM_UP, parse_metric
 
 PyTree = Any
@@ -36,22 +33,22 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Trainings:
-    """What `train_many` returns, for R runs.
+    """The result of `train_many`, for R runs.
 
     Attributes:
-      method: which.
-      numbers: the columns of settings, each of length R.
-      epochs: when the runs were measured.
-      seconds: the time of all runs together until then, compilation left out.
-      dev: (R, entries) the watched metric on development data.
-      best_epoch: (R,) where it was largest.
-      x: the parameters there, with leading axis R.
-      test: per metric (R, users) on test data there; empty without test data.
+      method: its name.
+      columns: the settings that differ between runs, each of length R.
+      epochs: the epochs of the measurements.
+      seconds: the time of all runs together up to each measurement, without compilation.
+      dev: (R, measurements) the watched metric on development data.
+      best_epoch: (R,) the epoch with the largest value.
+      x: the parameters at the best epoch, with leading axis R.
+      test: by metric, (R, users) on test data at the best epoch; empty without test data.
       compile_seconds: time to trace and compile.
     """
 
     method: str
-    numbers: dict[str, np.ndarray]
+    columns: dict[str, np.ndarray]
     epochs: np.ndarray
     seconds: np.ndarray
     dev: np.ndarray
@@ -61,7 +58,7 @@ class Trainings:
     compile_seconds: float
 
     def means(self, metric: str) -> np.ndarray:
-        """A test metric of every run, over users."""
+        """The mean over users of a test metric, for every run."""
         return np.nanmean(self.test[metric], axis=1)
 
 
@@ -69,8 +66,8 @@ def train_many(
     ratings: Ratings,
     model: Any,
     method: str,
-    settings: Settings | None = None,
-    numbers: Mapping[str, Sequence[float] | np.ndarray] | None = None,
+    settings: TrainingSettings | None = None,
+    columns: Mapping[str, Sequence[float] | np.ndarray] | None = None,
     *,
     keys: Array,
     epochs: int,
@@ -82,44 +79,44 @@ def train_many(
     watch: str = "ndcg@10",
     cutoffs: Sequence[int] = (10, 20, 50),
 ) -> Trainings:
-    """Trains R models at once, each from its own start, and keeps the best of each by development data.
+    """Trains R models at once, each from its own start, and keeps the best epoch of each.
 
     Args:
       ratings: the training pairs.
       model: a model with `start`.
       method: one of `METHODS`.
-      settings: what all runs have in common.
-      numbers: columns of length R of settings that differ; only numbers, not sizes or names.
+      settings: the settings that all runs share.
+      columns: settings that differ between runs, by name, each of length R; no sizes and no names.
       keys: R random keys.
-      epochs: how often every user is visited.
-      dev: development data.
-      test: test data, looked at once, at every run's best epoch.
-      x0: where the parameters of the R runs start, with leading axis R; left out, `model.start` of each key.
-      warm_up: epochs of softmax cross-entropy before that.
+      epochs: how many times every user is visited.
+      dev: development data, which select the best epoch.
+      test: test data, evaluated once, at every run's best epoch.
+      x0: the first parameters of the R runs, with leading axis R; by default `model.start` of each key.
+      warm_up: epochs of softmax cross-entropy before the method.
       every: epochs between two measurements.
-      watch: the metric to choose by.
+      watch: the metric that selects the best epoch.
       cutoffs: the k of the test metrics.
 
     Returns:
       A `Trainings`.
 
     Raises:
-      ValueError: if columns and keys have different lengths.
+      ValueError: columns and keys have different lengths.
     """
-    settings = Settings() if settings is None else settings
+    settings = TrainingSettings() if settings is None else settings
     checked_method(method)
-    checks.whole_number("epochs", epochs, 1)
-    every = checks.whole_number("every", every, 1)
-    columns = {name: jnp.asarray(column, jnp.float32) for name, column in (numbers or {}).items()}
+    bx.checks.whole_number("epochs", epochs, 1)
+    every = bx.checks.whole_number("every", every, 1)
+    varied = {name: jnp.asarray(column, jnp.float32) for name, column in (columns or {}).items()}
     runs = keys.shape[0]
-    for name, column in columns.items():
+    for name, column in varied.items():
         if column.shape != (runs,):
             raise ValueError(
-                f"numbers[{name!r}] must have one entry per key, {runs}, got shape {column.shape}"
+                f"columns[{name!r}] must have one entry per key, {runs}, got shape {column.shape}"
             )
     _, cutoff = parse_metric(watch)
     for k in (cutoff, *cutoffs):
-        checks.whole_number("every cutoff", k, 1, ratings.item_count)
+        bx.checks.whole_number("every cutoff", k, 1, ratings.item_count)
     per_epoch = steps_per_epoch(ratings.users, settings)
     programs = _Programs(model, settings, per_epoch, epochs, watch, cutoff)
     began = time.perf_counter()
@@ -127,12 +124,12 @@ def train_many(
     x = x if x0 is None else x0
     if warm_up:
         problem, _ = make_method(WARM_UP, ratings, model, settings, 1)
-        states = programs.start(WARM_UP, problem, columns, x, keys)
-        states = programs.advance(WARM_UP, problem, columns, states, warm_up * per_epoch)
+        states = programs.start(WARM_UP, problem, varied, x, keys)
+        states = programs.advance(WARM_UP, problem, varied, states, warm_up * per_epoch)
         x = jax.block_until_ready(states.average)
     problem, _ = make_method(method, ratings, model, settings, epochs * per_epoch)
-    states = programs.start(method, problem, columns, x, keys)
-    states = programs.advance(method, problem, columns, states, 0)
+    states = programs.start(method, problem, varied, x, keys)
+    states = programs.advance(method, problem, varied, states, 0)
     jax.block_until_ready(programs.measure(states.average, dev, _nothing_yet(states.x, runs), jnp.asarray(0)))
     best = _nothing_yet(states.x, runs)
     compile_seconds = time.perf_counter() - began
@@ -142,7 +139,7 @@ def train_many(
         epoch = min(epoch, epochs)
         tick = time.perf_counter()
         taken = epoch - (at[-1] if at else 0)
-        states = programs.advance(method, problem, columns, states, taken * per_epoch)
+        states = programs.advance(method, problem, varied, states, taken * per_epoch)
         jax.block_until_ready(states.x)
         running += time.perf_counter() - tick
         best = programs.measure(states.average, dev, best, jnp.asarray(epoch))
@@ -154,7 +151,7 @@ def train_many(
         found = jax.device_get(programs.judge(best.x, test, tuple(cutoffs)))
     return Trainings(
         method,
-        {name: np.asarray(column) for name, column in columns.items()},
+        {name: np.asarray(column) for name, column in varied.items()},
         np.asarray(at),
         np.asarray(seconds),
         np.stack(curves, axis=1),
@@ -178,39 +175,34 @@ def _nothing_yet(x: PyTree, runs: int) -> _Best:
 
 
 class _Programs:
-    """The compiled parts; the problem is an argument of each, with its data, and is never compiled in."""
+    """The compiled functions. The problem and its data are arguments of each, not compiled in."""
 
     def __init__(
-        self, model: Any, settings: Settings, per_epoch: int, epochs: int, watch: str, cutoff: int
+        self, model: Any, settings: TrainingSettings, per_epoch: int, epochs: int, watch: str, cutoff: int
     ) -> None:
         steps = per_epoch * epochs
 
-        def of_run(method: str, problem: Problem, numbers: dict[str, Array]) -> tuple[Problem, Any]:
-            own = settings.replace(**numbers)
-            return with_numbers(problem, own), make_solver(method, problem.count, own, steps)
+        def of_run(method: str, problem: bx.Problem, varied: dict[str, Array]) -> tuple[bx.Problem, Any]:
+            own = settings.replace(**varied)
+            return with_settings(problem, own), make_solver(method, problem.count, own, steps)
 
         def begin(key: Array) -> tuple[PyTree, Array]:
             first, rest = jax.random.split(key)
             return model.start(first), rest
 
-        def start(method: str, problem: Problem, numbers: dict[str, Array], x: PyTree, key: Array) -> State:
-            problem, solver = of_run(method, problem, numbers)
+        def start(
+            method: str, problem: bx.Problem, varied: dict[str, Array], x: PyTree, key: Array
+        ) -> bx.State:
+            problem, solver = of_run(method, problem, varied)
             levels, go = jax.random.split(key)
-            y0: Any = {"nothing": None}
-            if method in BILEVEL:
-                y0 = start_levels(problem, model, x, levels, settings.negatives)
-            plan = {
-                "blocks_per_step": min(settings.users_per_step, problem.count),
-                "batch_size": settings.negatives,
-                "initial_batch_size": 0,
-            }
-            return solver.init(problem, x, y0, key=go, **plan)
+            y0 = first_levels(method, problem, model, x, levels, settings.negatives)
+            return solver.init(problem, x, y0, key=go, sampling=settings.sampling(problem.count))
 
         def go_on(
-            method: str, problem: Problem, numbers: dict[str, Array], state: State, steps: Array
-        ) -> State:
-            problem, solver = of_run(method, problem, numbers)
-            return advance(problem, solver, state, steps)
+            method: str, problem: bx.Problem, varied: dict[str, Array], state: bx.State, steps: Array
+        ) -> bx.State:
+            problem, solver = of_run(method, problem, varied)
+            return bx.advance(problem, solver, state, steps)
 
         def measure(x: PyTree, held: Held, best: _Best, epoch: Array) -> _Best:
             value = jnp.nanmean(evaluate(model, x, held, (cutoff,))[watch])
@@ -228,9 +220,11 @@ class _Programs:
             lambda x, held, cutoffs: jax.vmap(lambda x: evaluate(model, x, held, cutoffs))(x)
         )
 
-    def advance(self, method: str, problem: Problem, numbers: Any, states: State, steps: int) -> State:
-        """So many steps of every run."""
-        return self._advance(method, problem, numbers, states, jnp.asarray(steps))
+    def advance(
+        self, method: str, problem: bx.Problem, varied: Any, states: bx.State, steps: int
+    ) -> bx.State:
+        """Takes a number of steps in every run."""
+        return self._advance(method, problem, varied, states, jnp.asarray(steps))
 
 
 def _over_runs(function: Any, axes: tuple[Any, ...]) -> Any:

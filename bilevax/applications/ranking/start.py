@@ -1,47 +1,57 @@
-"""Where the thresholds and ranks of a model start: near what they are, not at zero."""
+"""First estimates of the thresholds and ranks of a model, so that a run does not start them at zero."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax._problem.problem import Problem
-from bilevax._problem.stream import Stream
-from bilevax.applications.ranking.lists import Lists
+import bilevax as bx
+from bilevax.applications.ranking.lists import Lists, top_threshold
+from bilevax.applications.ranking.methods import BILEVEL
 from bilevax.applications.ranking.models import list_scores
 from bilevax.applications.ranking.objective import Query, focused
 from bilevax.applications.ranking.ratings import Ratings
 
 PyTree = Any
 
-_USERS, _PAIRS = 256, 4096  # looked at together
+_USERS, _PAIRS = 256, 4096  # computed together
+
+
+def first_levels(
+    method: str, problem: bx.Problem, model: Any, x: PyTree, key: Array, negatives: int
+) -> dict[str, Any]:
+    """y0 of any method: `start_levels` for a bilevel one; the lower level of a plain loss is empty."""
+    if method not in BILEVEL:
+        return {"nothing": None}
+    return eqx.filter_jit(start_levels)(problem, model, x, key, negatives)
 
 
 def start_levels(
-    problem: Problem, model: Any, x: PyTree, key: Array, negatives: int = 300
+    problem: bx.Problem, model: Any, x: PyTree, key: Array, negatives: int = 300
 ) -> dict[str, Array]:
     """Estimates of every pair's rank and every user's threshold, from one list per user.
 
-    A pair's estimate is unbiased without a focus: two strata and the own term exact, as in a step. A user's
-    threshold is the weighted quantile of its list at K of N items.
+    Without a focus the estimate of a rank is unbiased: two strata and an exact own term, as in a step. A
+    user's threshold is the weighted quantile of its list at K of N items.
 
     Args:
       problem: made by `make_problem`.
       model: scores items.
       x: its parameters.
       key: a random key.
-      negatives: how many of a list.
+      negatives: the number of negatives in a list.
 
     Returns:
-      y0 for the methods: "rank" and, where the problem has it, "threshold".
+      y0 for the methods: "rank" and, if the problem has that level, "threshold".
     """
     (lists,) = problem.lower_data
     assert isinstance(lists, Lists)
     ratings, queries = lists.ratings, problem.blocks
-    stream = Stream.start(key)
+    stream = bx.Stream.start(key)
 
     def of_users(group: Array) -> tuple[Any, ...]:
         users = jnp.minimum(group * _USERS + jnp.arange(_USERS), ratings.users - 1)
@@ -50,19 +60,20 @@ def start_levels(
         counts = None
         if queries.focus is not None:
             counts = jax.vmap(focused)(scores[:, batch.slot.shape[1] :], queries.focus[users])
-        return scores, batch.slot, batch.real, batch.owned, counts
+        thresholds = None
+        if "threshold" in problem.levels:
+            thresholds = jax.vmap(top_threshold, in_axes=(0, 0, 0, None))(
+                scores, batch, queries.cutoff[users], ratings.item_count
+            )
+        return scores, batch.slot, batch.real, counts, thresholds
 
     groups = -(-ratings.users // _USERS)
     parts = jax.lax.map(of_users, jnp.arange(groups))
-    scores, slots, real, owned, counts = jax.tree.map(
+    scores, slots, real, counts, thresholds = jax.tree.map(
         lambda a: a.reshape(groups * _USERS, *a.shape[2:])[: ratings.users], parts
     )
-    out = {"rank": _ranks(model, x, ratings, queries, scores, slots, real, counts)}
-    if "threshold" in problem.levels:
-        out["threshold"] = jax.vmap(_quantile, in_axes=(0, 0, 0, 0, None))(
-            scores, real, owned, queries.cutoff, ratings.item_count
-        )
-    return out
+    ranks = _ranks(model, x, ratings, queries, scores, slots, real, counts)
+    return {"rank": ranks} if thresholds is None else {"rank": ranks, "threshold": thresholds}
 
 
 def _ranks(
@@ -75,7 +86,7 @@ def _ranks(
     real: Array,
     counts: Array | None,
 ) -> Array:
-    """The rank of every pair among the items of its user's list, weighted; and 1 behind the last pair."""
+    """The rank of every pair, estimated from its user's list; and 1 for the slot after the last pair."""
     places = slots.shape[1]
     owners = jnp.repeat(
         jnp.arange(ratings.users), jnp.diff(ratings.offsets), total_repeat_length=ratings.pairs
@@ -101,14 +112,3 @@ def _ranks(
     groups = -(-ratings.pairs // _PAIRS)
     ranks = jax.lax.map(of_pairs, jnp.arange(groups)).reshape(-1)[: ratings.pairs]
     return jnp.concatenate([ranks, jnp.ones(1, ranks.dtype)])
-
-
-def _quantile(scores: Array, real: Array, owned: Array, cutoff: Array, item_count: int) -> Array:
-    """The score above which a list says that `cutoff` of all items lie."""
-    places = real.shape[0]
-    positive = owned / jnp.sum(real)
-    negative = (item_count - owned) / (scores.shape[0] - places)
-    weight = jnp.concatenate([jnp.where(real, positive, 0), jnp.full(scores.shape[0] - places, negative)])
-    order = jnp.argsort(-scores)
-    above = jnp.cumsum(weight[order])
-    return scores[order][jnp.minimum(jnp.searchsorted(above, cutoff), scores.shape[0] - 1)]

@@ -1,9 +1,9 @@
 r"""Smooth stand-ins ℓ(z) for "that item is ranked above this one", z the difference of their scores.
 
 A rank is the sum over all items of 1(s_j ≥ s_i), the item's own term included. A surrogate replaces the
-indicator; `own` is the constant that it puts in the place of the item's own term.
+indicator; `own` is the constant that replaces the item's own term.
 
-A surrogate's number is data, not code: other values compile nothing anew and can be tried side by side.
+The parameters of a surrogate are arrays. Changing them compiles nothing, and `jax.vmap` can run over them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax._util import checks
+import bilevax as bx
 
 
 class Surrogate(eqx.Module):
-    """The base class of what stands in for the indicator."""
+    """The base class of surrogates."""
 
     @property
     def own(self) -> Any:
-        """The item's own term: the least value that a rank can have."""
+        """The item's own term: the smallest possible rank."""
         return 1.0
 
     def __call__(self, difference: Array) -> Array:
@@ -32,7 +32,7 @@ class Surrogate(eqx.Module):
 
 
 class SquaredHinge(Surrogate):
-    """ℓ(z) = max(z + c, 0)²: the paper's. Items far above weigh with the square of their distance.
+    """ℓ(z) = max(z + c, 0)²: the paper's surrogate. Items far above weigh with the square of their distance.
 
     Args:
       margin: c.
@@ -46,7 +46,7 @@ class SquaredHinge(Surrogate):
     margin: float | Array = 1.0
 
     def __check_init__(self) -> None:
-        checks.coefficient("margin", self.margin, optional=False)
+        bx.checks.coefficient("margin", self.margin, optional=False)
 
     @property
     def own(self) -> Any:
@@ -71,17 +71,17 @@ class Logistic(Surrogate):
     temperature: float | Array = 1.0
 
     def __check_init__(self) -> None:
-        checks.coefficient("temperature", self.temperature, optional=False)
+        bx.checks.coefficient("temperature", self.temperature, optional=False)
 
     def __call__(self, difference: Array) -> Array:
         return jax.nn.softplus(difference / self.temperature) / jnp.log(2.0)
 
 
 class Sigmoid(Surrogate):
-    """ℓ(z) = 1/(1 + exp(−z/T)): bounded, so that no item counts for more than one; own term 1.
+    """ℓ(z) = 1/(1 + exp(−z/T)): bounded, so that no item counts for more than 1. The own term is 1.
 
     Args:
-      temperature: T; as it falls to 0, the sum becomes the rank itself.
+      temperature: T; as T → 0 the sum becomes the rank itself.
 
     Example:
       >>> from bilevax.applications.ranking import Sigmoid
@@ -92,7 +92,7 @@ class Sigmoid(Surrogate):
     temperature: float | Array = 1.0
 
     def __check_init__(self) -> None:
-        checks.coefficient("temperature", self.temperature, optional=False)
+        bx.checks.coefficient("temperature", self.temperature, optional=False)
 
     def __call__(self, difference: Array) -> Array:
         return jax.nn.sigmoid(difference / self.temperature)

@@ -1,35 +1,30 @@
-"""One training loop for all methods: an optional warm-up, then the method, watched on development data."""
+"""The training loop of all methods: an optional warm-up, then the method, measured on development data."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bilevax._problem.problem import Problem
-from bilevax._run.history import History
-from bilevax._run.minimize import minimize
-from bilevax._run.outcome import Outcome
-from bilevax._run.progress import Choice, Progress
-from bilevax._step.state import State
-from bilevax._util import checks
-from bilevax.applications.ranking.evaluation import METRICS, Held, mean_metrics
+import bilevax as bx
+from bilevax.applications.ranking.array_file import full_path
+from bilevax.applications.ranking.evaluation import METRICS, mean_metrics
+from bilevax.applications.ranking.held_out import Held
 from bilevax.applications.ranking.methods import (
-    BILEVEL,
-    Settings,
+    TrainingSettings,
     checked_method,
     make_method,
     steps_per_epoch,
 )
 from bilevax.applications.ranking.ratings import Ratings
-from bilevax.applications.ranking.start import start_levels
+from bilevax.applications.ranking.start import first_levels
 
 PyTree = Any
 
@@ -39,21 +34,21 @@ _LEAST_SECONDS = 1e-3
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """What `train` returns.
+    """The result of `train`.
 
     Attributes:
-      x: the parameters: the best by the watched metric where that is watched, else the last.
-      epoch: the epoch they are from; 0 if the run was cut in its warm-up.
-      history: what was measured; "missed ndcg@10" is 1 − NDCG@10. That of the warm-up, which has no such
-        metric, if the run was cut there.
+      x: the parameters: the best by the watched metric if there is one, else the last.
+      epoch: the epoch of x; 0 if the run ended during its warm-up.
+      history: the measurements; "missed ndcg@10" is 1 − NDCG@10. If the run ended during its warm-up, the
+        history of the warm-up, which has no such metric.
       outcome: why the run ended.
       seconds_per_epoch: of the compiled steps; NaN if there were none.
     """
 
     x: PyTree
     epoch: float
-    history: History
-    outcome: Outcome
+    history: bx.History
+    outcome: bx.Outcome
     seconds_per_epoch: float
 
 
@@ -61,18 +56,18 @@ def train(
     ratings: Ratings,
     model: Any,
     method: str = "k-song",
-    settings: Settings | None = None,
+    settings: TrainingSettings | None = None,
     *,
     key: Array,
     epochs: int = 200,
     warm_up: int = 0,
-    warm_settings: Settings | None = None,
+    warm_settings: TrainingSettings | None = None,
     x0: PyTree = None,
     dev: Held | None = None,
     watch: str = "ndcg@10",
     every: int = 5,
     patience: int | None = None,
-    progress: Choice | Progress | None = "auto",
+    progress: bx.Progress | str | None = "auto",
     seconds: float | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = False,
@@ -83,58 +78,60 @@ def train(
       ratings: the training pairs.
       model: `NeuMF`, `MF` or any object with `score(x, user, items)`.
       method: one of `METHODS`.
-      settings: the method's numbers.
+      settings: the method's hyper-parameters.
       key: the random key: the same key gives the same run.
-      epochs: how often every user is visited.
+      epochs: how many times every user is visited.
       warm_up: epochs of softmax cross-entropy before that.
-      warm_settings: its numbers; left out, the method's.
-      x0: where the parameters start; left out, `model.start(key)`.
-      dev: held-out pairs to be measured on, made by `hold_out`.
-      watch: the metric by which the best epoch is kept; needs `dev`.
+      warm_settings: hyper-parameters of the warm-up; by default those of the method.
+      x0: the first parameters; by default `model.start(key)`.
+      dev: held-out pairs for measurements, made by `hold_out`.
+      watch: the metric that selects the best epoch; needs `dev`.
       every: epochs between two measurements.
-      patience: stop when the watched metric has not improved for so many measurements.
+      patience: stop when the watched metric has not improved for this many measurements.
       progress: as in `bx.minimize`.
-      seconds: stop after about so much time, the warm-up included.
-      checkpoint: a directory for checkpoints; the warm-up has its own in it.
-      resume: go on from the latest checkpoint.
+      seconds: stop after about this much time, the warm-up included.
+      checkpoint: a directory for checkpoints; "~" is the home folder.
+      resume: continue from the latest checkpoint.
 
     Returns:
       A `Trained`.
 
     Raises:
-      ValueError: if an argument is out of range, or a metric is watched without `dev`.
+      ValueError: an argument is out of range, or there is `patience` without `dev`.
     """
-    settings = Settings() if settings is None else settings
+    settings = TrainingSettings() if settings is None else settings
     checked_method(method)
-    checks.whole_number("epochs", epochs, 1)
-    checks.whole_number("warm_up", warm_up, 0)
-    checks.whole_number("every", every, 1)
+    bx.checks.whole_number("epochs", epochs, 1)
+    bx.checks.whole_number("warm_up", warm_up, 0)
+    bx.checks.whole_number("every", every, 1)
     if patience is not None and dev is None:
-        raise ValueError("patience needs dev, the held-out pairs to be measured on, got dev=None")
+        raise ValueError("patience needs dev, the held-out pairs for measurements, got dev=None")
     name, cutoff = parse_metric(watch)
     if dev is not None and cutoff > dev.item_count:
         raise ValueError(f"watch must have a cutoff of at most {dev.item_count} items, got {watch!r}")
     start, warm, rest = jax.random.split(key, 3)
     if x0 is None:
         x0 = started(model, start)
-    keep = {"progress": progress, "resume": resume}
-    folder = None if checkpoint is None else Path(checkpoint)
+    folder = None if checkpoint is None else full_path(checkpoint)
+
+    def saved(part: str) -> bx.Checkpoint | None:
+        return None if folder is None else bx.Checkpoint(folder / part, resume=resume)
+
     if warm_up:
         began = time.perf_counter()
         first, _ = _run(
             ratings, model, WARM_UP, warm_settings or settings, x0, warm, warm_up, None,
-            seconds=seconds, checkpoint=None if folder is None else folder / "warm-up", **keep,
+            seconds=seconds, checkpoint=saved("warm-up"), progress=progress,
         )  # fmt: skip
         if seconds is not None:
             seconds = max(seconds - (time.perf_counter() - began), _LEAST_SECONDS)
-        if first.outcome in (Outcome.INTERRUPTED, Outcome.TIME):
+        if first.outcome in (bx.Outcome.INTERRUPTED, bx.Outcome.TIME):
             return Trained(first.x, 0.0, first.history, first.outcome, float("nan"))
         x0 = first.x
     measure = None if dev is None else Missed(model, dev, name, cutoff)
     result, per_epoch = _run(
         ratings, model, method, settings, x0, rest, epochs, measure,
-        every=every, patience=patience, seconds=seconds,
-        checkpoint=None if folder is None else folder / "method", **keep,
+        every=every, patience=patience, seconds=seconds, checkpoint=saved("method"), progress=progress,
     )  # fmt: skip
     best = result.best
     x, step = (result.x, int(result.state.step)) if best is None else (best.x, best.step)
@@ -147,68 +144,57 @@ def _run(
     ratings: Ratings,
     model: Any,
     method: str,
-    settings: Settings,
+    settings: TrainingSettings,
     x0: PyTree,
     key: Array,
     epochs: int,
     measure: Missed | None,
     every: int | None = None,
     patience: int | None = None,
+    seconds: float | None = None,
     **options: Any,
-) -> tuple[Any, int]:
+) -> tuple[bx.Result, int]:
     per_epoch = steps_per_epoch(ratings.users, settings)
     problem, solver = make_method(method, ratings, model, settings, epochs * per_epoch)
     begin, go = jax.random.split(key)
-    y0 = first_levels(method, problem, model, x0, begin, settings)
-    watched: dict[str, Any] = {}
+    y0 = first_levels(method, problem, model, x0, begin, settings.negatives)
+    stop = bx.Stop(seconds=seconds)
     if measure is not None:
-        # Without patience the best epoch is kept all the same: no run has so many measurements.
+        # The best epoch is kept without patience too: no run has this many measurements.
         endless = np.iinfo(np.int32).max
-        watched = {
-            "metrics": {measure.name: measure},
-            "watch": measure.name,
-            "patience": endless if patience is None else patience,
-        }
-    result = minimize(
+        stop = bx.Stop(
+            seconds=seconds, patience=endless if patience is None else patience, watch=measure.name
+        )
+    result = bx.minimize(
         problem,
-        solver,
         x0,
         y0,
+        solver=solver,
         steps=epochs * per_epoch,
         key=go,
-        blocks_per_step=min(settings.users_per_step, ratings.users),
-        batch_size=settings.negatives,
-        initial_batch_size=0,
+        sampling=settings.sampling(ratings.users),
+        metrics=None if measure is None else {measure.name: measure},
         every=None if every is None else every * per_epoch,
-        **watched,
+        stop=stop,
         **options,
     )
     return result, per_epoch
 
 
 class Missed:
-    """1 − a metric of development data, for a loop that keeps what is least."""
+    """1 − a metric of development data: `bx.minimize` keeps the iterate with the least value."""
 
     def __init__(self, model: Any, held: Held, metric: str, cutoff: int):
         self.model, self.held, self.metric, self.cutoff = model, held, f"{metric}@{cutoff}", cutoff
 
     @property
     def name(self) -> str:
-        """What the history calls it."""
+        """Its name in the history."""
         return f"missed {self.metric}"
 
-    def __call__(self, problem: Problem, state: State) -> Array:
+    def __call__(self, problem: bx.Problem, state: bx.State) -> Array:
         (means,) = mean_metrics(self.model, state.average, (self.held,), (self.cutoff,))
         return 1 - means[self.metric]
-
-
-def first_levels(
-    method: str, problem: Problem, model: Any, x: PyTree, key: Array, settings: Settings
-) -> dict[str, Any]:
-    """y0 of a method at x."""
-    if method not in BILEVEL:
-        return {"nothing": None}
-    return eqx.filter_jit(start_levels)(problem, model, x, key, settings.negatives)
 
 
 def started(model: Any, key: Array) -> PyTree:
@@ -222,9 +208,9 @@ def parse_metric(text: str) -> tuple[str, int]:
     """A metric and its cutoff, from "ndcg@10".
 
     Raises:
-      ValueError: if there is no such metric.
+      ValueError: there is no such metric.
     """
-    name, _, cutoff = str(text).partition("@")
-    if name not in METRICS or not cutoff.isdigit() or int(cutoff) < 1:
+    parts = re.fullmatch(r"([a-z]+)@([1-9][0-9]{0,8})", str(text))
+    if parts is None or parts[1] not in METRICS:
         raise ValueError(f"watch must be one of {list(METRICS)} with a cutoff, as 'ndcg@10', got {text!r}")
-    return name, int(cutoff)
+    return parts[1], int(parts[2])
