@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import bilevax as bx
-from bilevax._run.chunks import compiled_chunk, compiled_init, numbers_as_arrays
+from bilevax._run.chunks import compiled_chunk, compiled_start, numbers_as_arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ def measure(sizes: Sizes, turns: int, seconds: float) -> dict[str, float]:
     inputs = (numbers_as_arrays(solver), built)
     plan = {"blocks_per_step": min(sizes.I, sizes.m), "batch_size": sizes.B, "initial_batch_size": 0}
     began = time.perf_counter()
-    state = compiled_init(*inputs, x0, y0, jax.random.key(1), **plan)
+    state = compiled_start(*inputs, x0, y0, bx.Sampling(**plan).sampler(inputs[1], jax.random.key(1)))
     del y0
     state, _ = compiled_chunk(inputs, state, 0)
     jax.block_until_ready(state)

@@ -14,7 +14,7 @@ import scipy.sparse as sp
 from sklearn.datasets import load_svmlight_file
 
 import bilevax as bx
-from bilevax._run.chunks import compiled_chunk, compiled_init, numbers_as_arrays
+from bilevax._run.chunks import compiled_chunk, compiled_start, numbers_as_arrays
 
 WIDTHS = {"a8a": 123, "w8a": 300}
 REGULARIZATION = 1e-3
@@ -84,7 +84,9 @@ class Steps:
         self.inputs = (numbers_as_arrays(solver), built)
         plan = {"blocks_per_step": blocks_per_step, "batch_size": batch_size}
         began = time.perf_counter()
-        self.state = compiled_init(*self.inputs, x0, y0, jax.random.key(0), **plan)
+        self.state = compiled_start(
+            *self.inputs, x0, y0, bx.Sampling(**plan).sampler(self.inputs[1], jax.random.key(0))
+        )
         self.run(0)
         self.compile_seconds = time.perf_counter() - began
 

@@ -58,11 +58,11 @@ def measure(method: str, blocks: int, width: int) -> dict[str, int]:
     """The estimate and the measured peak of one run, in this process."""
     problem, x0, y0 = make(blocks, width)
     solver, plan = METHODS[method](), {"blocks_per_step": 64, "batch_size": 4}
-    estimate = bx.memory_estimate(problem, solver, x0, y0, **plan)
+    estimate = bx.memory_estimate(problem, x0, y0, solver=solver, **plan)
 
     def run() -> None:
         key = jax.random.key(0)
-        bx.minimize(problem, solver, x0, y0, steps=50, key=key, every=50, progress=None, **plan)
+        bx.minimize(problem, x0, y0, solver=solver, steps=50, key=key, every=50, progress=None, **plan)
 
     run()
     gc.collect()

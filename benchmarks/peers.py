@@ -36,7 +36,7 @@ from jax import Array
 import bilevax as bx
 from benchmarks import hyperopt
 from benchmarks.track import Track, follow
-from bilevax._run.chunks import compiled_chunk, compiled_init, numbers_as_arrays
+from bilevax._run.chunks import compiled_chunk, compiled_start, numbers_as_arrays
 
 BLOCKS, TENTH = 100, 10
 PEERS = {"all": (BLOCKS, None, None), "blocks": (10, None, None), "mini-batch": (10, 2048, 512)}
@@ -51,7 +51,7 @@ def run_ours(problem: bx.Problem, x0: Array, y0: Array, numbers: tuple[float, fl
     solver = bx.BSVRBv2(upper_step=upper_step, lower_step=lower_step, alpha=0.1, gamma=10.0, beta=0.1)
     inputs = (numbers_as_arrays(solver), problem)
     began = time.perf_counter()
-    state = compiled_init(*inputs, x0, y0, jax.random.key(0), blocks_per_step=10, batch_size=32)
+    state = compiled_start(*inputs, x0, y0, bx.Sampling(10, 32).sampler(inputs[1], jax.random.key(0)))
     state, _ = compiled_chunk(inputs, state, 0)
     jax.block_until_ready(state)
     track = Track("BSVRB v2", f"η = {upper_step:g}, τ = {lower_step:g}", [], [], time.perf_counter() - began)

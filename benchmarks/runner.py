@@ -42,8 +42,7 @@ def everything(folder: str, steps: int) -> dict:
         "metrics": {"size": jax.jit(lambda problem, state: jnp.linalg.norm(state.x))},
         "every": steps // 100,
         "log": [Path(folder) / "log.jsonl", bx.TensorBoard(Path(folder) / "board")],
-        "checkpoint": Path(folder) / "run",
-        "save_seconds": 10.0,
+        "checkpoint": bx.Checkpoint(Path(folder) / "run", seconds=10.0),
         "progress": "lines",
     }
 
@@ -59,7 +58,7 @@ def overhead(steps: int, turns: int) -> dict[str, float]:
                 if name == "everything":
                     options = everything(folder, steps)
                 began = time.perf_counter()
-                bx.minimize(problem, SOLVER, x0, y0, steps=steps, **PLAN, **options)
+                bx.minimize(problem, x0, y0, solver=SOLVER, steps=steps, **PLAN, **options)
                 best[name] = min(best[name], time.perf_counter() - began)
     return best | {"ratio": best["everything"] / best["bare"], "steps": steps, "turns": turns}
 
@@ -86,10 +85,18 @@ def soak(steps: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         bx.minimize(
-            problem, bx.BSVRBv2(upper_step=0.01), jnp.zeros(8), jnp.zeros((100, 8)), steps=steps, **PLAN,
-            metrics={"memory": memory}, every=steps // 1000, log=Path(folder) / "log.jsonl",
-            checkpoint=Path(folder) / "run", save_every=steps // 100, progress=None,
-        )  # fmt: skip
+            problem,
+            jnp.zeros(8),
+            jnp.zeros((100, 8)),
+            solver=bx.BSVRBv2(upper_step=0.01),
+            steps=steps,
+            metrics={"memory": memory},
+            every=steps // 1000,
+            log=Path(folder) / "log.jsonl",
+            progress=None,
+            checkpoint=bx.Checkpoint(Path(folder) / "run", steps=steps // 100),
+            **PLAN,
+        )
         seconds = time.perf_counter() - began
     tenth = seen[len(seen) // 10 - 1]
     return {

@@ -38,8 +38,8 @@ import optax
 
 import bilevax as bx
 from benchmarks.single_block_cases import CASES, Case
-from bilevax._run.chunks import compiled_chunk, compiled_init, numbers_as_arrays
-from bilevax._step.oracles import count_oracles, count_rows
+from bilevax._run.chunks import compiled_chunk, compiled_start, numbers_as_arrays
+from bilevax._step.oracles import count_rows
 
 BATCH = 64
 METHODS: dict[str, Callable[..., Any]] = {
@@ -112,7 +112,13 @@ def make(method: str, lower_step: float, upper_step: float, adam: bool) -> tuple
 def run(case: Case, made: tuple[Any, float], seconds: float, seed: int, clock: Callable[[], float]) -> Run:
     """Runs for some time, compilation and the first pass left out of it but its passes counted."""
     solver, upper_step = made
-    state = compiled_init(solver, case.problem, case.x0, case.y0, jax.random.key(seed), batch_size=BATCH)
+    state = compiled_start(
+        solver,
+        case.problem,
+        case.x0,
+        case.y0,
+        bx.Sampling(batch_size=BATCH).sampler(case.problem, jax.random.key(seed)),
+    )
     lowest, highest = case.box(solver.lower_step)
     numbers = {"learning_rate": upper_step, "lowest": lowest, "highest": highest}
     state.optimizer.hyperparams.update({n: jnp.asarray(v, jnp.float32) for n, v in numbers.items()})
@@ -137,13 +143,12 @@ def run(case: Case, made: tuple[Any, float], seconds: float, seed: int, clock: C
     return out
 
 
-def passes(case: Case, solver: Any, state: Any) -> float:
+def passes(case: Case, solver: bx.AbstractSolver, state: bx.State) -> float:
     """How often all rows have been looked at: rows drawn, times the points at which they are."""
-    rows = solver.first_rows(None, BATCH) if hasattr(solver, "first_rows") else BATCH
     steps = int(state.step)
-    drawn = count_oracles(case.problem, solver, state.sampler, steps, rows)
-    assert drawn is not None
-    twice = 2 * BATCH * steps if getattr(solver, "corrected", True) else 0
+    drawn = solver.count_oracles(case.problem, state.sampler, steps)
+    one_point = isinstance(solver, bx.Recipe) and not solver.corrected
+    twice = 0 if one_point else 2 * BATCH * steps
     return (drawn.rows + twice) / count_rows(case.problem, None, 1).rows
 
 

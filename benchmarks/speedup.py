@@ -17,16 +17,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from bilevax._run.chunks import compiled_chunk, compiled_init, numbers_as_arrays
+from bilevax._run.chunks import compiled_chunk, compiled_start, numbers_as_arrays
 from bilevax.experiments.theorems import lanes
-from bilevax.experiments.theorems.problems import initial_rows, make_family, make_plan
-from bilevax.experiments.theorems.scalings import METHODS, Sampling
+from bilevax.experiments.theorems.problems import initial_rows, make_family, make_task
+from bilevax.experiments.theorems.scalings import METHODS, Sizes
 from bilevax.experiments.theorems.truth import Truth
 from bilevax.theory import complexity
 
 METHOD, CONSTANT = METHODS["BSVRB v2"], 0.7  # as `bilevax reproduce rates` tunes it
 BLOCKS, DIMENSION, ROWS, COPIES = 20, 5, 100, 4
-BASE = Sampling(BLOCKS * COPIES, 4, 4)
+BASE = Sizes(BLOCKS * COPIES, 4, 4)
 FIELDS = {"I": ("blocks_per_step",), "B": ("batch_size",), "I = B": ("blocks_per_step", "batch_size")}
 
 
@@ -52,11 +52,11 @@ class Row:
         return self.steps * self.microseconds * 1e-6
 
 
-def measure(varied: str, sampling: Sampling, epsilon: float, seeds: int, most: int) -> Row:
+def measure(varied: str, sampling: Sizes, epsilon: float, seeds: int, most: int) -> Row:
     """Steps, and time per step, of one size."""
     family = make_family(False, BLOCKS, DIMENSION, ROWS, COPIES)
     solver = METHOD.make(CONSTANT, epsilon, sampling, family.constants)
-    plan = make_plan(family, sampling, initial_rows(epsilon))
+    plan = make_task(family, sampling, initial_rows(epsilon))
     keys = jax.random.split(jax.random.key(7), seeds)
     squared = Truth.of(family).squared_gradient
     reached = lanes.steps_until(plan, [solver], keys, squared, epsilon**2, most).steps.mean()
@@ -68,8 +68,14 @@ def measure(varied: str, sampling: Sampling, epsilon: float, seeds: int, most: i
 def time_of_step(plan: Any, solver: Any, steps: int = 4000, turns: int = 5) -> float:
     """The least time per step of a single run."""
     inputs = (numbers_as_arrays(solver), plan.problem)
-    sizes = {"blocks_per_step": plan.blocks_per_step, "batch_size": plan.batch_size}
-    state = compiled_init(*inputs, plan.x0, plan.y0, jax.random.key(0), **sizes, shuffle=False)
+    state = compiled_start(
+        *inputs,
+        plan.x0,
+        plan.y0,
+        dataclasses.replace(plan.sampling, shuffle=False, initial_batch_size=None).sampler(
+            inputs[1], jax.random.key(0)
+        ),
+    )
     state, _ = compiled_chunk(inputs, state, 32)
     best = np.inf
     for _ in range(turns):

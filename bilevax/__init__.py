@@ -5,17 +5,21 @@ from bilevax._problem.dot import dot
 from bilevax._problem.levels import argmin, mean
 from bilevax._problem.problem import Problem
 from bilevax._problem.rows import Batch, PerBlock, Rows, Shared
+from bilevax._problem.sampling import Sampling
 from bilevax._problem.stream import Stream
-from bilevax._run.checkpoint import CheckpointError
+from bilevax._run.checkpoint import Checkpoint, CheckpointError
 from bilevax._run.chunks import advance
+from bilevax._run.history import History
 from bilevax._run.logs import JsonLines, Log, TensorBoard
 from bilevax._run.memory_estimate import MemoryEstimate, memory_estimate
 from bilevax._run.minimize import minimize
 from bilevax._run.outcome import DivergedError, Outcome
+from bilevax._run.progress import Progress, make_progress
 from bilevax._run.run import Best, Result
+from bilevax._run.stop import Stop
 from bilevax._run.sweep import Sweep, grid, sweep
 from bilevax._step.averaging import averaged
-from bilevax._step.oracles import Oracles
+from bilevax._util import checks
 from bilevax.diagnostics import Residuals, hypergradient, objective, residuals, solve_lower
 from bilevax.solvers import (
     KSONG,
@@ -24,16 +28,18 @@ from bilevax.solvers import (
     RSVRB,
     SOBA,
     SONG,
+    AbstractSolver,
     BlockPAGE,
     BlockSAGA,
     BSVRBv1,
     BSVRBv2,
     Info,
+    Oracles,
     Recipe,
+    Restart,
     State,
 )
-from bilevax.solvers.restart import Restart
-from bilevax.version import __version__ as __version__
+from bilevax.version import __version__
 
 __all__ = [
     "KSONG",
@@ -42,14 +48,17 @@ __all__ = [
     "RSVRB",
     "SOBA",
     "SONG",
+    "AbstractSolver",
     "BSVRBv1",
     "BSVRBv2",
     "Batch",
     "Best",
     "BlockPAGE",
     "BlockSAGA",
+    "Checkpoint",
     "CheckpointError",
     "DivergedError",
+    "History",
     "Info",
     "JsonLines",
     "Log",
@@ -58,22 +67,28 @@ __all__ = [
     "Outcome",
     "PerBlock",
     "Problem",
+    "Progress",
     "Recipe",
     "Residuals",
     "Restart",
     "Result",
     "Rows",
+    "Sampling",
     "Shared",
     "State",
+    "Stop",
     "Stream",
     "Sweep",
     "TensorBoard",
+    "__version__",
     "advance",
     "argmin",
     "averaged",
+    "checks",
     "dot",
     "grid",
     "hypergradient",
+    "make_progress",
     "mean",
     "memory_estimate",
     "minimize",
@@ -83,3 +98,7 @@ __all__ = [
     "sweep",
     "theory",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -11,24 +11,23 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax._problem.levels import Argmin, Mean
 from bilevax._problem.problem import Problem
 from bilevax._step.state import State
 from bilevax._truth.exact import (
-    Plan,
+    Accuracy,
     all_rows,
     group_size,
     inverted,
     libraries,
-    lower_slopes,
     mean_gradient,
+    slopes_by_v,
     solved,
     upper_mean,
 )
 from bilevax._truth.shapes import inferred
 from bilevax._util import checks
 from bilevax._util.trees import PyTree, combine, norm, result_dtype
-from bilevax.solvers.start import checked_start
+from bilevax.solvers.start_checks import checked_start
 
 
 class Residuals(eqx.Module):
@@ -236,8 +235,8 @@ def residuals(
     tracked = {n for n in v if v[n] is not None}
     inverse = inverted(problem, x, y, plan) if tracked else {}
     errors = {n: combine((1, y[n]), (-1, solution[n])) for n in y}
-    slopes = lower_slopes(problem, x, y, plan)
-    slopes = {n: slopes[n] if isinstance(problem.levels[n], Argmin) else errors[n] for n in y}
+    slopes = slopes_by_v(problem, x, y, plan)
+    slopes = {n: slopes[n] if problem.levels[n].has_hessian else errors[n] for n in y}
 
     def rms(by_level: dict[str, PyTree]) -> PyTree:
         return problem.view(
@@ -255,7 +254,7 @@ def _prepare(
     tolerance: float | None,
     max_steps: int,
     blocks_at_once: int | None,
-) -> tuple[PyTree, dict[str, PyTree], Plan]:
+) -> tuple[PyTree, dict[str, PyTree], Accuracy]:
     """Checks all that was given, and says where the lower solver starts and how it goes about it."""
     libraries()
     sampler = all_rows(problem)
@@ -270,7 +269,7 @@ def _prepare(
     dtype = result_dtype(x)
     given = dict.fromkeys(problem.levels) if y0 is None else problem.split("y0", y0)
     for name, level in problem.levels.items():
-        if isinstance(level, Mean):
+        if not level.has_hessian:
             given[name] = None
         elif given[name] is not None:
             label = f"y0[{name!r}]" if problem.named else "y0"
@@ -284,4 +283,4 @@ def _prepare(
     if tolerance is None:
         tolerance = 1e-8 if dtype == jnp.float64 else 1e-4
     groups = -(-problem.count // group)
-    return x, start, Plan(float(tolerance), max_steps, -(-problem.count // groups))
+    return x, start, Accuracy(float(tolerance), max_steps, -(-problem.count // groups))

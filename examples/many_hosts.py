@@ -77,12 +77,14 @@ def main() -> None:
     solver = bx.BSVRBv2(upper_step=0.5, alpha=0.5)
     x0, y0 = jnp.zeros(features), jnp.zeros((tasks, features))
     plan = {"blocks_per_step": min(tasks, 64 * devices), "batch_size": 8, "mesh": mesh}
-    store = {"checkpoint": options.checkpoint, "resume": options.checkpoint is not None}
+    checkpoint = None if options.checkpoint is None else bx.Checkpoint(options.checkpoint, resume=True)
     key = jax.random.key(0)
-    estimate = bx.memory_estimate(problem, solver, x0, y0, **plan)
+    estimate = bx.memory_estimate(problem, x0, y0, solver=solver, **plan)
     if jax.process_index() == 0:
         print(estimate)
-    result = bx.minimize(problem, solver, x0, y0, steps=options.steps, key=key, **plan, **store)
+    result = bx.minimize(
+        problem, x0, y0, solver=solver, steps=options.steps, key=key, checkpoint=checkpoint, **plan
+    )
     if jax.process_index() == 0:
         losses = result.history["objective"]
         print(f"{tasks} tasks on {devices} devices, {result.steps_per_second:,.0f} steps/s")

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from calls import grouped
 
 import bilevax as bx
 from bilevax._util.processes import on_host
@@ -108,7 +109,7 @@ def run(name, **given):
     arguments = arguments | {"steps": 40, "every": 20, "blocks_per_step": PER_STEP, "strata": STRATA}
     arguments |= {"metrics": {"spread": spread}, "progress": None, "key": jax.random.key(0)}
     problem, x0, y0 = make()
-    return bx.minimize(problem, solver, x0, y0, **(arguments | given))
+    return bx.minimize(problem, x0, y0, solver=solver, **grouped(**(arguments | given)))
 
 
 def arrays(result):
@@ -131,7 +132,10 @@ def main() -> None:
         if name == "estimate":
             problem, x0, y0 = make_problem(lower)
             plan = {"blocks_per_step": PER_STEP, "batch_size": BATCH, "mesh": mesh}
-            print(bx.memory_estimate(problem, bx.MMBO(**STEPS), x0, y0, **plan).__repr__(), flush=True)
+            print(
+                bx.memory_estimate(problem, x0, y0, solver=bx.MMBO(**STEPS), **grouped(**plan)).__repr__(),
+                flush=True,
+            )
             continue
         if name == "rows":
             kept = spread_rows(mesh)

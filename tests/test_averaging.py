@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from calls import grouped
 
 import bilevax as bx
 from bilevax._step.averaging import average_of
@@ -31,7 +32,9 @@ def run(upper_step, steps=40, solver=bx.BSVRBv2, restart=None, **options):
     made = solver(upper_step=upper_step)
     made = made if restart is None else bx.Restart(made, first=restart, stages=2)
     x0, y0 = {"a": jnp.ones(2)}, {"w": jnp.zeros((6, 2))}
-    return bx.minimize(problem(), made, x0, y0, steps=steps, key=jax.random.key(0), **(PLAN | options))
+    return bx.minimize(
+        problem(), x0, y0, solver=made, steps=steps, key=jax.random.key(0), **grouped(**(PLAN | options))
+    )
 
 
 def iterates(upper_step, steps, **options):
@@ -139,7 +142,15 @@ def test_a_sweep_returns_averages():
         return bx.BSVRBv2(upper_step=bx.averaged(optax.adam(rate), 10))
 
     found = bx.sweep(
-        problem(), make, bx.grid(rate=[0.05]), x0, y0, steps=40, keys=key[None], progress=None, **plan
+        problem(),
+        x0,
+        y0,
+        solver=make,
+        settings=bx.grid(rate=[0.05]),
+        steps=40,
+        keys=key[None],
+        progress=None,
+        **plan,
     )
     np.testing.assert_allclose(found.x["a"][0, 0], run(bx.averaged(optax.adam(0.05), 10)).x["a"], rtol=1e-5)
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from calls import grouped
 
 import bilevax as bx
 from bilevax._run import chunks
@@ -63,12 +64,12 @@ def given(solver=None, problem=problem, x0=X, y0=Y, **other):
 
 
 def initialise(solver, problem, x0, y0, plan):
-    solver.init(problem() if callable(problem) else problem, x0, y0, **plan)
+    solver.init(problem() if callable(problem) else problem, x0, y0, **grouped(**plan))
 
 
 def minimise(solver, problem, x0, y0, plan):
     problem = problem() if callable(problem) else problem
-    bx.minimize(problem, solver, x0, y0, **({"steps": 10, "progress": None} | plan))
+    bx.minimize(problem, x0, y0, solver=solver, **grouped(**({"steps": 10, "progress": None} | plan)))
 
 
 class ReachedError(Exception):
@@ -335,7 +336,7 @@ SOLVERS = {
         lambda: bx.RSVRB(0.1, lower_step={"p": 0.1}), TypeError, f"lower_step {NUMBER}", "got dict",
     ),
     "a restart of a restart": (
-        lambda: bx.Restart(bx.Restart(bx.SONG(0.1), 1, 1), 1, 1),
+        lambda: bx.Restart(bx.Restart(bx.SONG(0.1), first=1, stages=1), first=1, stages=1),
         TypeError, "solver must not itself be restarted", "got a Restart",
     ),
     "a restart of a number": (
@@ -629,7 +630,7 @@ RUNS = {
         given(bx.MSVR(0.1, alpha=1.0), mean_only), ValueError, "alpha must be less than 1", "got alpha = 1",
     ),
     "alpha = 1 in stages": (
-        given(bx.Restart(bx.MSVR(0.1, alpha=1.0), 1, 1), mean_only),
+        given(bx.Restart(bx.MSVR(0.1, alpha=1.0), first=1, stages=1), mean_only),
         ValueError, "alpha must be less", "got alpha = 1",
     ),
     "alpha_bar = 1": (
@@ -728,4 +729,4 @@ def test_minimize_refuses_what_only_it_is_given(case):
 @pytest.mark.parametrize("solver", ["BSVRBv2", 0.1, bx.BSVRBv2])
 def test_minimize_refuses_what_is_no_solver(solver):
     with pytest.raises(TypeError, match=r"solver must be a bilevax solver .*, got (str|float|the class)"):
-        bx.minimize(problem(), solver, X, Y, steps=1, key=jax.random.key(0))
+        bx.minimize(problem(), X, Y, solver=solver, steps=1, key=jax.random.key(0))

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from calls import grouped
 from closed_forms import Quadratic
 
 import bilevax as bx
@@ -31,7 +32,7 @@ SOLVERS = {
 def run(solver=SOLVERS["BSVRBv2"], **arguments):
     given = {"steps": 200, "every": 20, "key": jax.random.key(0), "progress": None}
     given |= {"blocks_per_step": 2, "batch_size": 3}
-    return bx.minimize(CASE.problem, solver, CASE.x0, CASE.y0, **(given | arguments))
+    return bx.minimize(CASE.problem, CASE.x0, CASE.y0, solver=solver, **grouped(**(given | arguments)))
 
 
 def same_bits(one, other):
@@ -144,9 +145,17 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path):
     other = Quadratic(m=6, rows=7, d_y=3, d_x=3, seed=1)
     with pytest.raises(bx.CheckpointError, match="data is"):
         bx.minimize(
-            other.problem, SOLVERS["BSVRBv2"], CASE.x0, CASE.y0, steps=200, key=jax.random.key(0),
-            progress=None, blocks_per_step=2, batch_size=3, checkpoint=tmp_path, resume=True,
-        )  # fmt: skip
+            other.problem,
+            CASE.x0,
+            CASE.y0,
+            solver=SOLVERS["BSVRBv2"],
+            steps=200,
+            key=jax.random.key(0),
+            progress=None,
+            blocks_per_step=2,
+            batch_size=3,
+            checkpoint=bx.Checkpoint(tmp_path, resume=True),
+        )
 
 
 def test_rows_of_another_width_are_other_data_even_if_they_are_stored_alike(tmp_path):
@@ -163,7 +172,13 @@ def test_rows_of_another_width_are_other_data_even_if_they_are_stored_alike(tmp_
         )
         start = {"y0": np.zeros(4), "key": jax.random.key(0), "blocks_per_step": 2, "batch_size": 3}
         bx.minimize(
-            problem, SOLVERS["BSVRBv2"], 1.0, progress=None, checkpoint=tmp_path, **start, **arguments
+            problem,
+            1.0,
+            solver=SOLVERS["BSVRBv2"],
+            progress=None,
+            checkpoint=tmp_path,
+            **grouped(**start),
+            **grouped(**arguments),
         )
 
     run_on(rows, steps=10)

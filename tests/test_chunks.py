@@ -1,4 +1,4 @@
-"""A chunk's loop as accelerators run it: in runs of fixed length, with the same steps."""
+"""A chunk's loop as accelerators run it: in turns of fixed length, with the same steps."""
 
 import equinox as eqx
 import jax
@@ -17,8 +17,8 @@ CASE = Quadratic(m=4, d_x=3, d_y=2, rows=20)
 def begin(upper_step=0.05, x0=CASE.x0):
     """A solver and its state."""
     solver = chunks.numbers_as_arrays(bx.BSVRBv2(upper_step=upper_step, lower_step=0.05))
-    plan = {"key": jax.random.key(3), "blocks_per_step": 2, "batch_size": 4}
-    return solver, chunks.compiled_init(solver, CASE.problem, x0, CASE.y0, **plan)
+    sampler = bx.Sampling(blocks_per_step=2, batch_size=4).sampler(CASE.problem, jax.random.key(3))
+    return solver, chunks.compiled_start(solver, CASE.problem, x0, CASE.y0, sampler)
 
 
 @pytest.fixture(scope="module")

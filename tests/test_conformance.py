@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from calls import grouped
 
 import bilevax as bx
 
@@ -130,7 +131,9 @@ def run(method, where=None, upper_step=0.05, seed=0, steps=STEPS, **options):
     where = where or setting(kind_of(method))
     plan = {"blocks_per_step": PER_STEP, "batch_size": BATCH, "steps": steps, "key": jax.random.key(seed)}
     solver = options.pop("solver", None) or solver_of(method, upper_step)
-    return bx.minimize(where.problem, solver, where.x0, where.y0, progress=None, **(plan | options))
+    return bx.minimize(
+        where.problem, where.x0, where.y0, solver=solver, progress=None, **grouped(**(plan | options))
+    )
 
 
 def arrays(tree):
@@ -428,5 +431,5 @@ def test_x_may_start_from_plain_numbers(x0):
         bx.mean(lambda x, block, batch: jnp.sum(x) * jnp.ones(2)),
         jnp.ones((3, 2)),
     )
-    result = bx.minimize(problem, bx.SONG(0.1), x0, steps=200, key=jax.random.key(0), progress=None)
+    result = bx.minimize(problem, x0, solver=bx.SONG(0.1), steps=200, key=jax.random.key(0), progress=None)
     assert abs(float(jnp.sum(result.x)) - 1) < 0.1

@@ -20,9 +20,9 @@ def test_defaults_reach_the_solution_when_nothing_is_sampled(method, family):
     case = family(m=6, rows=7, d_y=3, d_x=3)
     result = bx.minimize(
         case.problem,
-        method(upper_step=0.1),
         case.x0,
         case.y0,
+        solver=method(upper_step=0.1),
         steps=1500,
         key=jax.random.key(0),
         progress=None,
@@ -35,9 +35,16 @@ def test_defaults_reach_the_solution_when_nothing_is_sampled(method, family):
 def test_defaults_come_near_the_solution_when_blocks_and_rows_are_sampled(method, family):
     case = family(m=50, rows=50, d_y=5, d_x=5)
     result = bx.minimize(
-        case.problem, method(upper_step=0.02), case.x0, case.y0,
-        steps=4000, blocks_per_step=5, batch_size=8, key=jax.random.key(0), progress=None,
-    )  # fmt: skip
+        case.problem,
+        case.x0,
+        case.y0,
+        solver=method(upper_step=0.02),
+        steps=4000,
+        blocks_per_step=5,
+        batch_size=8,
+        key=jax.random.key(0),
+        progress=None,
+    )
     assert np.linalg.norm(case.gradient(result.x)) < 0.1 * np.linalg.norm(case.gradient(case.x0))
 
 
@@ -46,10 +53,18 @@ def second_half(method, family, coupling, **steps):
     case = family(m=50, rows=200, d_y=4, d_x=4, coupling=coupling)
     solver = method(upper_step=0.05, alpha=0.003, beta=0.003, **steps)
     result = bx.minimize(
-        case.problem, solver, case.x0, case.y0, steps=10_000, every=50, blocks_per_step=10, batch_size=8,
-        key=jax.random.key(0), progress=None,
+        case.problem,
+        case.x0,
+        case.y0,
+        solver=solver,
+        steps=10_000,
+        every=50,
+        blocks_per_step=10,
+        batch_size=8,
+        key=jax.random.key(0),
+        progress=None,
         metrics={"gradient": lambda problem, state: np.linalg.norm(case.gradient(state.x))},
-    )  # fmt: skip
+    )
     return np.mean(result.history["gradient"][100:])
 
 
@@ -76,9 +91,16 @@ def test_restarts_end_ten_times_closer_to_the_minimum(method):
         gaps = []
         for seed in range(2):
             result = bx.minimize(
-                case.problem, solver, case.x0, case.y0, steps=steps, blocks_per_step=10, batch_size=8,
-                key=jax.random.key(seed), progress=None,
-            )  # fmt: skip
+                case.problem,
+                case.x0,
+                case.y0,
+                solver=solver,
+                steps=steps,
+                blocks_per_step=10,
+                batch_size=8,
+                key=jax.random.key(seed),
+                progress=None,
+            )
             gaps.append(case.value(result.x) - case.least)
         return np.mean(gaps)
 
@@ -125,9 +147,9 @@ def test_a_shared_representation_with_ragged_tasks_improves():
     for solver in (bx.BSVRBv1(upper_step=0.005), bx.BSVRBv2(upper_step=0.005)):
         result = bx.minimize(
             problem,
-            solver,
             x0,
             y0,
+            solver=solver,
             steps=6000,
             blocks_per_step=5,
             batch_size=8,

@@ -36,9 +36,9 @@ def test_list_shows_every_set_and_where_it_is(folders):
         assert name in result.stdout
     lines = {line.split("│")[1].strip(): line for line in result.stdout.splitlines() if "│" in line}
     assert str(folders / "data" / "ml-1m") in lines["ml-1m"]
-    assert "in part" in lines["a8a"]
+    assert "incomplete" in lines["a8a"]
     assert "to be downloaded" in lines["w8a"]
-    assert "to be got by hand" in lines["netflix"]
+    assert "to be obtained by hand" in lines["netflix"]
     assert "198.7 MB" in lines["ml-20m"]
 
 
@@ -67,11 +67,11 @@ def test_errors_are_messages_with_exit_code_1(words, message):
 def test_fetch_downloads_into_the_cache_and_prints_the_path(folders, monkeypatch):
     asked = []
 
-    def attempt(url, part, *_):
-        asked.append(url)
+    def attempt(download, part):
+        asked.append(download.url)
         part.write_bytes(b"not what it should be")
 
-    monkeypatch.setattr("bilevax.data.download._attempt", attempt)
+    monkeypatch.setattr("bilevax.data.download._Download._attempt", attempt)
     result = run("fetch", "ml-100k")
     assert result.exit_code == 1
     assert "has the md5" in result.stderr

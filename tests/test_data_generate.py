@@ -98,12 +98,12 @@ def test_weights_of_a_user_sum_to_one(made):
 BAD = {
     "an unknown shape": (("like-mars",), {}, "users must be a number or one of like-ml-1m"),
     "a shape and numbers": (("like-ml-1m", 5), {}, "items and ratings must be left out"),
-    "no items": ((5,), {}, "items must be a positive whole number, got None"),
+    "no items": ((5,), {}, "items must be a whole number from 1 to 2147483647, got None"),
     "too few ratings": ((5, 9, 8), {}, "ratings must be at least users and items"),
     "too many ratings": ((5, 9, 46), {}, "at most users · items, got 46"),
-    "a negative skew": ((5, 5, 10), {"skew": -1}, "skew must be a number from 0, got -1"),
-    "rank 0": ((5, 5, 10), {"rank": 0}, "rank must be a positive"),
-    "grades": ((5, 5, 10), {"grades": (5, 1, 1)}, "grades must be the least"),
+    "a negative skew": ((5, 5, 10), {"skew": -1}, "skew must be a number from 0 to 10, got -1"),
+    "rank 0": ((5, 5, 10), {"rank": 0}, "rank must be a whole number from 1, got 0"),
+    "grades": ((5, 5, 10), {"grades": (5, 1, 1)}, "grades must be the lowest"),
 }
 
 

@@ -151,7 +151,7 @@ BAD = {
         "1:\n7,4,2005-01-01\n2:\n8,0,2005-01-01\n",
         "line 4: got the rating 0",
     ),
-    "an unknown kind": ("notes.txt", "1 2 3\n", "notes.txt: is of no known kind"),
+    "an unknown kind": ("notes.txt", "1 2 3\n", "notes.txt: has no known format"),
 }
 
 
@@ -312,7 +312,7 @@ def test_split_last_takes_the_last_of_every_user():
 
 def test_short_users_are_named_dropped_or_left_in_train():
     table = make_interactions(["al", "al", "al", "bo", "cy"], [1, 2, 3, 1, 9])
-    with pytest.raises(DataError, match=r"2 of 3 users have less than the 3 interactions .*: bo, cy"):
+    with pytest.raises(DataError, match=r"2 of 3 users have fewer than the 3 interactions .*: bo, cy"):
         split_last(table, 1, 1)
     parts = split_last(table, 1, 1, short="train")
     assert parts.train.counts.tolist() == [1, 1, 1]
@@ -373,7 +373,7 @@ EMPTY = {
     "a negative number": (lambda t: split_last(t, -1), ValueError, "k_dev must be a whole number from 0"),
     "an unknown choice": (lambda t: split_last(t, short="drop"), ValueError, "short must be"),
     "another choice": (lambda t: split_time(t, 1, 2, cold="no"), ValueError, "cold must be"),
-    "a fraction of 2": (lambda t: split_ratio(t, 2), ValueError, "dev must be a fraction"),
+    "a fraction of 2": (lambda t: split_ratio(t, 2), ValueError, "dev must be a number from 0 to 1"),
 }
 
 

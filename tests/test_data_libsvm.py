@@ -117,7 +117,7 @@ def test_missing_file_folder_and_bad_width_are_refused(tmp_path):
         read_libsvm(tmp_path / "nothing")
     with pytest.raises(DataError, match="is a folder"):
         read_libsvm(tmp_path)
-    with pytest.raises(ValueError, match="width must be None or a positive integer, got 0"):
+    with pytest.raises(ValueError, match="width must be a whole number from 1 to 2147483647, got 0"):
         read_libsvm(tmp_path, width=0)
 
 

@@ -51,7 +51,10 @@ BAD = {
     "empty": ("", "table.csv: is empty"),
     "a header only": ("user,item\n", "has no rows"),
     "no item": ("user,thing\n1,2\n", "has no column that may be the item; name it with columns="),
-    "another separator": ("user;item\n1;2\n", "no column that may be the user; is the separator another one"),
+    "another separator": (
+        "user;item\n1;2\n",
+        "no column that may be the user; does the file use another separator",
+    ),
     "two users": ("user,uid,item\n1,2,3\n", "has several columns that may be the user"),
     "a name twice": ("user,item,user\n1,2,3\n", "line 1: expected different names"),
     "a short row": (

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from calls import grouped
 from reference import algorithms, problems
 
 import bilevax as bx
@@ -235,7 +236,7 @@ def test_shared_rows_are_not_copied_per_block():
     problem = bx.Problem(
         lambda x, y, *_: jnp.sum(y**2), lower, jnp.ones((5, 2)), None, bx.Shared(jnp.ones((97, 7)))
     )
-    plan = exact.Plan(1e-8, 9, 5)
+    plan = exact.Accuracy(1e-8, 9, 5)
     solve = jax.make_jaxpr(lambda x, y: exact._solve(problem, x, {"lower": y}, plan))
     text = str(solve(jnp.ones(7), jnp.ones((5, 2))))
     assert "[97,7]" in text
@@ -383,7 +384,7 @@ def test_no_shape_that_fits_is_reported_with_its_cause():
 
 def run(problem, solver, start, y0, steps=4):
     options = {"steps": steps, "key": jax.random.key(0), "blocks_per_step": 2, "batch_size": 3}
-    return bx.minimize(problem, solver, start.x, y0, progress=None, **options).state
+    return bx.minimize(problem, start.x, y0, solver=solver, progress=None, **grouped(**options)).state
 
 
 @double

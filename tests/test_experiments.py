@@ -52,9 +52,16 @@ def test_the_validation_loss_is_the_mean_over_blocks_and_rows():
     split = validation.load_split("a8a", seed=0)
     task = validation.make_task(split, 1e-3, 0, blocks=5)
     state = bx.minimize(
-        task.problem, bx.BSVRBv2(upper_step=1.0), task.x0, task.y0 + 0.3, steps=0, key=jax.random.key(0),
-        blocks_per_step=2, batch_size=4, progress=None,
-    ).state  # fmt: skip
+        task.problem,
+        task.x0,
+        task.y0 + 0.3,
+        solver=bx.BSVRBv2(upper_step=1.0),
+        steps=0,
+        key=jax.random.key(0),
+        blocks_per_step=2,
+        batch_size=4,
+        progress=None,
+    ).state
     logits = task.logits(split.X_validation, state.y)
     signed = np.where(split.y_validation == 1, logits, -logits)
     expected = np.mean(np.logaddexp(0, -signed))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from calls import grouped
 
 import bilevax as bx
 from bilevax._problem.groups import Groups
@@ -19,7 +20,7 @@ KEY = jax.random.key(0)
 def end(family, solver, steps, **plan):
     """‖∇F‖ at the end of a run."""
     given = {"steps": steps, "key": KEY, "progress": None} | plan
-    result = bx.minimize(family.problem, solver, family.x0, family.y0, **given)
+    result = bx.minimize(family.problem, family.x0, family.y0, solver=solver, **grouped(**given))
     return np.linalg.norm(family.gradient(result.x))
 
 

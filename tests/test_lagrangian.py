@@ -10,7 +10,6 @@ from reference import problems
 
 import bilevax as bx
 from bilevax._problem.levels import Argmin
-from bilevax._problem.sampling import make_sampler
 from bilevax._step.lagrangian import Point, gradients, hessians, upper_gradients
 
 FAMILIES = [problems.QuadraticBlocks, problems.LogisticHyper, problems.MeanBlocks, problems.Mixed]
@@ -60,7 +59,7 @@ def looked_at(family, ragged, batch_size):
     x = rng.normal(size=reference.dx)
     widths = {"a": reference.dy, "b": reference.db} if problem.named else {"lower": reference.dy}
     y, v = ({name: rng.normal(size=(len(BLOCKS), width)) for name, width in widths.items()} for _ in range(2))
-    sampler = make_sampler(problem, jax.random.key(0), len(BLOCKS), batch_size, True)
+    sampler = bx.Sampling(len(BLOCKS), batch_size).sampler(problem, jax.random.key(0))
 
     @jax.jit
     def look(problem, x, y, v):
@@ -166,7 +165,7 @@ def half_problem(dtype):
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_gradients_have_the_precision_of_their_dtype_with_either_sign(dtype, sign):
     problem = half_problem(dtype)
-    sample = make_sampler(problem, jax.random.key(0), None, None, True, None).draw(problem, jnp.asarray(0))
+    sample = bx.Sampling().sampler(problem, jax.random.key(0)).draw(problem, jnp.asarray(0))
     x, y = jnp.zeros(2, dtype), {"lower": jnp.ones((1000, 2), dtype)}
     seen = gradients(problem, Point(x, y), y, sample, sign)
     precision = 2 * float(jnp.finfo(dtype).eps)

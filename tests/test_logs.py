@@ -6,6 +6,7 @@ import json
 
 import jax
 import pytest
+from calls import grouped
 from closed_forms import LinearMean, Quadratic
 
 import bilevax as bx
@@ -16,7 +17,9 @@ SOLVER = bx.BSVRBv2(upper_step=0.1)
 
 def run(solver=SOLVER, case=CASE, **arguments):
     given = {"steps": 60, "every": 20, "key": jax.random.key(0), "progress": None, "blocks_per_step": 2}
-    return bx.minimize(case.problem, solver, case.x0, case.y0, **(given | {"batch_size": 3} | arguments))
+    return bx.minimize(
+        case.problem, case.x0, case.y0, solver=solver, **grouped(**(given | {"batch_size": 3} | arguments))
+    )
 
 
 def steps_in(path):

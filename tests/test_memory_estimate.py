@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from calls import grouped
 
 import bilevax as bx
 from bilevax._run import chunks
@@ -54,8 +55,10 @@ def test_the_estimate_is_what_the_run_holds(name):
     """Its arrays, and what the compiler says of the programs that `minimize` runs."""
     solver, level = SOLVERS[name]
     problem, x0, y0 = make(300, level), np.ones(D_X, np.float32), np.zeros((300, D_Y), np.float32)
-    estimate = bx.memory_estimate(problem, solver, x0, y0, **PLAN)
-    state = chunks.compiled_init(solver, problem, x0, y0, jax.random.key(0), **PLAN)
+    estimate = bx.memory_estimate(problem, x0, y0, solver=solver, **grouped(**PLAN))
+    state = chunks.compiled_start(
+        solver, problem, x0, y0, bx.Sampling(**PLAN).sampler(problem, jax.random.key(0))
+    )
     assert estimate.data == held(problem)
     assert estimate.slots == held(state.levels)
     assert estimate.x == held((state.x, state.back, state.z))
@@ -77,7 +80,9 @@ def test_a_step_needs_no_memory_per_block(name, per_step):
     """All that is remembered of the blocks is changed in place: nothing of it is copied."""
     solver, level = SOLVERS[name]
     blocks, plan = 200_000, PLAN | {"blocks_per_step": per_step}
-    estimate = bx.memory_estimate(make(blocks, level), solver, shape(D_X), shape(blocks, D_Y), **plan)
+    estimate = bx.memory_estimate(
+        make(blocks, level), shape(D_X), shape(blocks, D_Y), solver=solver, **grouped(**plan)
+    )
     assert estimate.slots > blocks * 4 * D_Y
     assert estimate.step < blocks  # not a byte for each of them
 
@@ -92,7 +97,9 @@ def test_a_step_needs_no_memory_per_block(name, per_step):
 )
 def test_how_many_arrays_of_the_size_of_x_there_are(solver, kept, working):
     width = 200_000
-    estimate = bx.memory_estimate(make(8, width=width), solver, shape(width), shape(8, D_Y), **PLAN)
+    estimate = bx.memory_estimate(
+        make(8, width=width), shape(width), shape(8, D_Y), solver=solver, **grouped(**PLAN)
+    )
     assert estimate.x + estimate.optimizer == pytest.approx(kept * 4 * width, abs=100)
     assert estimate.step < (working + 0.1) * 4 * width
 
@@ -102,7 +109,12 @@ def test_nothing_is_allocated_and_the_table_is_readable():
     problem = jax.eval_shape(lambda: make(blocks))
     before = {id(array) for array in jax.live_arrays()}
     estimate = bx.memory_estimate(
-        problem, bx.BSVRBv2(**STEPS), shape(D_X), shape(blocks, D_Y), initial_batch_size=0, **PLAN
+        problem,
+        shape(D_X),
+        shape(blocks, D_Y),
+        solver=bx.BSVRBv2(**STEPS),
+        sampling=bx.Sampling(initial_batch_size=0),
+        **grouped(**PLAN),
     )
     fresh = [array for array in jax.live_arrays() if id(array) not in before]
     assert sum(array.nbytes for array in fresh) < 1000
@@ -126,4 +138,6 @@ def test_nothing_is_allocated_and_the_table_is_readable():
 def test_bad_input_is_refused(change, words):
     given = {"solver": bx.BSVRBv2(**STEPS), "y0": shape(300, D_Y)} | PLAN | change
     with pytest.raises((ValueError, TypeError), match=words):
-        bx.memory_estimate(make(300), given.pop("solver"), shape(D_X), given.pop("y0"), **given)
+        bx.memory_estimate(
+            make(300), shape(D_X), given.pop("y0"), solver=given.pop("solver"), **grouped(**given)
+        )

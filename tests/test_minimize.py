@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from calls import grouped
 from closed_forms import Quadratic
 
 import bilevax as bx
@@ -21,7 +22,9 @@ SOLVER = bx.BSVRBv2(upper_step=0.1)
 
 def run(solver=SOLVER, **arguments):
     given = {"steps": 60, "every": 20, "key": jax.random.key(0), "progress": None, "blocks_per_step": 2}
-    return bx.minimize(CASE.problem, solver, CASE.x0, CASE.y0, **(given | {"batch_size": 3} | arguments))
+    return bx.minimize(
+        CASE.problem, CASE.x0, CASE.y0, solver=solver, **grouped(**(given | {"batch_size": 3} | arguments))
+    )
 
 
 def test_the_history_has_an_entry_every_so_many_steps():

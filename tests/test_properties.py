@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from calls import grouped
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -124,9 +125,15 @@ def test_any_valid_problem_runs_and_keeps_its_shapes(case, name):
     with jax.enable_x64(True):
         problem, x0, y0, like_y = build(case)
         result = bx.minimize(
-            problem, getattr(bx, name)(upper_step=0.01), x0, y0, steps=7, key=jax.random.key(case["seed"]),
-            progress=None, **sampling(case),
-        )  # fmt: skip
+            problem,
+            x0,
+            y0,
+            solver=getattr(bx, name)(upper_step=0.01),
+            steps=7,
+            key=jax.random.key(case["seed"]),
+            progress=None,
+            **grouped(**sampling(case)),
+        )
         check_tree(result.x, x0)
         check_tree(result.y, like_y)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.state.levels))

@@ -16,8 +16,8 @@ from bilevax.applications.ranking import (
     NeuMF,
     Popularity,
     Ratings,
-    Settings,
     Trainings,
+    TrainingSettings,
     evaluate,
     make_method,
     summarize,
@@ -80,12 +80,12 @@ def test_tuning_writes_every_trial_and_the_best(small, tmp_path):
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_tuned_and_stored_are_settings(method):
     columns = ndcg_tune.draw_trials(method, 5, seed=1)
-    Settings().replace(**columns)
+    TrainingSettings().replace(**columns)
     stored = tuned("ml-1m", method)
     assert set(stored) >= {"positives", "averaging", *ndcg_tune.ranges(method)}
     assert tuned("unheard of", method) == stored
     ratings = Ratings([0, 2], [0, 1], [3.0, 4.0], item_count=400)
-    make_method(method, ratings, NeuMF(1, 400, 2), Settings().replace(**stored), 10)
+    make_method(method, ratings, NeuMF(1, 400, 2), TrainingSettings().replace(**stored), 10)
     for name, (low, high) in ndcg_tune.ranges(method).items():
         assert len(columns[name]) == 5
         assert np.all((columns[name] >= low) & (columns[name] <= high))

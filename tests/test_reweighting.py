@@ -98,9 +98,9 @@ def test_weights_learnt_by_a_run_prefer_right_labels():
     task = reweighting(X, np.where(wrong, 1 - y, y), X_clean, y_clean, temperatures=3, ridge=1e-2)
     result = bx.minimize(
         task.problem,
-        bx.BSVRBv2(upper_step=30.0),
         task.x0,
         task.y0,
+        solver=bx.BSVRBv2(upper_step=30.0),
         steps=1000,
         batch_size=32,
         key=jax.random.key(0),

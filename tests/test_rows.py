@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from calls import grouped
 from closed_forms import Quadratic
 
 import bilevax as bx
@@ -108,9 +109,16 @@ def test_slots_of_ones_own_reach_the_closed_form_solution(method):
     problem, values = pair_problem()
     y0 = {"pair": jnp.zeros(30), "whole": jnp.zeros(6)}
     result = bx.minimize(
-        problem, method(upper_step=0.02), jnp.asarray(0.0), y0,
-        steps=4000, blocks_per_step=3, batch_size=2, key=jax.random.key(0), progress=None,
-    )  # fmt: skip
+        problem,
+        jnp.asarray(0.0),
+        y0,
+        solver=method(upper_step=0.02),
+        steps=4000,
+        blocks_per_step=3,
+        batch_size=2,
+        key=jax.random.key(0),
+        progress=None,
+    )
     # F(x) = mean (value x − 1)² + x²
     solution = values.mean() / (np.mean(values**2) + 1)
     np.testing.assert_allclose(result.x, solution, atol=0.03)
@@ -154,7 +162,7 @@ def test_x_before_is_the_x_of_the_step_before(upper_step, dtype):
     case = Quadratic(m=6, rows=7, d_y=3, d_x=3)
     solver = bx.Restart(bx.BSVRBv2(upper_step=upper_step, lower_step=0.1), first=2, stages=3)
     start = {"key": jax.random.key(0), "blocks_per_step": 2, "batch_size": 3}
-    state = solver.init(case.problem, case.x0.astype(dtype), case.y0, **start)
+    state = solver.init(case.problem, case.x0.astype(dtype), case.y0, **grouped(**start))
     np.testing.assert_array_equal(state.x_before, state.x)
     step = jax.jit(solver.step)
     for _ in range(5):

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import sharded_program as program
+from calls import grouped
 from devices import several_devices
 
 import bilevax as bx
-from bilevax._problem.sampling import Sampler, make_sampler
+from bilevax._problem.sampling import Sampler
 from bilevax._problem.stream import Stream
 from bilevax._run.digest import SMALL, checksum
 
@@ -110,7 +111,7 @@ def test_two_processes_follow_one_device_and_restore_what_eight_devices_saved(ei
 def test_the_memory_of_a_device_is_its_share(eight):
     problem, x0, y0 = program.make_problem(program.lower)
     solver, plan = bx.MMBO(**program.STEPS), {"blocks_per_step": 8, "batch_size": 2}
-    whole = bx.memory_estimate(problem, solver, x0, y0, **plan)
+    whole = bx.memory_estimate(problem, x0, y0, solver=solver, **grouped(**plan))
     padded = problem.lower_data[0].spread(8).packed.stored["a"].nbytes
     own = sum(leaf.nbytes for leaf in jax.tree.leaves((problem.blocks, problem.lower_data[0].lengths)))
     starts, shared = problem.lower_data[0].starts.nbytes, problem.upper_data.packed.stored["c"].nbytes
@@ -123,7 +124,7 @@ def test_the_memory_of_a_device_is_its_share(eight):
 
 
 def plan(problem, strata, per_step=program.PER_STEP, shuffle=True):
-    return make_sampler(problem, jax.random.key(1), per_step, program.BATCH, shuffle, strata)
+    return bx.Sampling(per_step, program.BATCH, shuffle, strata=strata).sampler(problem, jax.random.key(1))
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
@@ -242,7 +243,7 @@ def test_what_cannot_be_shared_is_refused(given, error, words):
     arguments |= {name: given[name] for name in ("mesh", "strata") if name in given}
     solver = given.get("solver", bx.BSVRBv2(upper_step=0.1))
     with pytest.raises(error, match=words):
-        bx.minimize(problem, solver, x0, given.get("y0", y0), progress=None, **arguments)
+        bx.minimize(problem, x0, given.get("y0", y0), solver=solver, progress=None, **grouped(**arguments))
 
 
 def test_strata_must_be_divisible_among_the_devices():

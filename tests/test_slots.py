@@ -139,7 +139,13 @@ def test_lazy_slots_follow_eager_ones_to_rounding(version, dtype, blocks, per_st
     @jax.jit
     def run(problem):
         state = solver.init(
-            problem, x0, y0, key=jax.random.key(0), blocks_per_step=per_step, batch_size=2, shuffle=shuffle
+            problem,
+            x0,
+            y0,
+            key=jax.random.key(0),
+            blocks_per_step=per_step,
+            batch_size=2,
+            sampling=bx.Sampling(shuffle=shuffle),
         )
         names = ["y"] if version == "v1" else ["y", "v"]
         start = {name: getattr(state, name).astype(jnp.float64) for name in names}

@@ -29,13 +29,15 @@ MAKERS = {
 def test_every_run_of_a_sweep_is_the_run_that_minimize_makes(name, x64):
     case = Quadratic(m=6, rows=7, d_y=3, d_x=3, dtype=np.float64)
     settings = {"upper_step": [0.01, 0.05], "beta": [0.5, 0.1]}
-    found = bx.sweep(case.problem, MAKERS[name], settings, case.x0, case.y0, keys=KEYS, **PLAN)
+    found = bx.sweep(
+        case.problem, case.x0, case.y0, solver=MAKERS[name], settings=settings, keys=KEYS, **PLAN
+    )
     assert found.history["objective"].shape == (2, 2, 3)
     assert found.step.tolist() == [20, 40, 60]
     for row in range(2):
         solver = MAKERS[name](**{key: float(column[row]) for key, column in settings.items()})
         for seed in range(2):
-            one = bx.minimize(case.problem, solver, case.x0, case.y0, key=KEYS[seed], **PLAN)
+            one = bx.minimize(case.problem, case.x0, case.y0, solver=solver, key=KEYS[seed], **PLAN)
             np.testing.assert_allclose(found.x[row, seed], one.x, rtol=1e-9, atol=1e-12)
             np.testing.assert_allclose(found.y[row, seed], one.y, rtol=1e-9, atol=1e-12)
             for metric in ("objective", "gradient_norm"):
@@ -47,31 +49,45 @@ def test_problems_may_differ_by_seed():
     stacked = [case.problem for case in cases]
     upper, lower = stacked[0].upper, stacked[0].levels["lower"].function
     stacked = [bx.Problem(upper, lower, p.blocks, p.upper_data, p.lower_data[0]) for p in stacked]
-    found = bx.sweep(stacked, bx.BSVRBv2, {"upper_step": [0.05]}, CASE.x0, CASE.y0, keys=KEYS, **PLAN)
+    found = bx.sweep(
+        stacked, CASE.x0, CASE.y0, solver=bx.BSVRBv2, settings={"upper_step": [0.05]}, keys=KEYS, **PLAN
+    )
     for seed in range(2):
         one = bx.minimize(
-            stacked[seed], bx.BSVRBv2(upper_step=0.05), CASE.x0, CASE.y0, key=KEYS[seed], **PLAN
+            stacked[seed], CASE.x0, CASE.y0, solver=bx.BSVRBv2(upper_step=0.05), key=KEYS[seed], **PLAN
         )
         np.testing.assert_allclose(found.x[0, seed], one.x, rtol=2e-4, atol=1e-5)
 
 
 def test_a_setting_that_diverges_disturbs_no_other_and_is_not_the_best():
     settings = {"upper_step": [0.05, 0.05], "lower_step": [0.05, 1e4]}
-    found = bx.sweep(CASE.problem, bx.BSVRBv2, settings, CASE.x0, CASE.y0, keys=KEYS, **PLAN)
+    found = bx.sweep(CASE.problem, CASE.x0, CASE.y0, solver=bx.BSVRBv2, settings=settings, keys=KEYS, **PLAN)
     assert np.isfinite(found.history["objective"][0]).all()
     assert found.scores("objective")[1] == np.inf
     assert found.best("objective")["lower_step"] == 0.05
     alone = bx.sweep(
-        CASE.problem, bx.BSVRBv2, {"upper_step": [0.05], "lower_step": [0.05]}, CASE.x0, CASE.y0,
-        keys=KEYS, **PLAN,
-    )  # fmt: skip
+        CASE.problem,
+        CASE.x0,
+        CASE.y0,
+        solver=bx.BSVRBv2,
+        settings={"upper_step": [0.05], "lower_step": [0.05]},
+        keys=KEYS,
+        **PLAN,
+    )
     np.testing.assert_allclose(found.x[0], alone.x[0], rtol=1e-5)
 
 
 def test_metrics_are_measured_for_every_run():
     metrics = {"size": lambda problem, state: (state.x**2).sum()}
     found = bx.sweep(
-        CASE.problem, bx.BSVRBv2, {"upper_step": [0.05]}, CASE.x0, CASE.y0, keys=KEYS, metrics=metrics, **PLAN
+        CASE.problem,
+        CASE.x0,
+        CASE.y0,
+        solver=bx.BSVRBv2,
+        settings={"upper_step": [0.05]},
+        keys=KEYS,
+        metrics=metrics,
+        **PLAN,
     )
     np.testing.assert_allclose(found.history["size"][0, :, -1], (found.x[0] ** 2).sum(-1), rtol=1e-5)
 
@@ -99,7 +115,7 @@ def test_bad_input_is_refused(change, error, words):
 
 def test_if_every_setting_diverged_there_is_no_best():
     settings = {"upper_step": [0.05], "lower_step": [1e4]}
-    found = bx.sweep(CASE.problem, bx.BSVRBv2, settings, CASE.x0, CASE.y0, keys=KEYS, **PLAN)
+    found = bx.sweep(CASE.problem, CASE.x0, CASE.y0, solver=bx.BSVRBv2, settings=settings, keys=KEYS, **PLAN)
     with pytest.raises(ValueError, match="all diverged"):
         found.best("objective")
 
@@ -120,7 +136,9 @@ def test_a_second_sweep_of_the_same_functions_traces_nothing_anew():
     )
 
     def run(make, *steps):
-        return bx.sweep(problem, make, {"upper_step": steps}, CASE.x0, CASE.y0, keys=KEYS, **PLAN)
+        return bx.sweep(
+            problem, CASE.x0, CASE.y0, solver=make, settings={"upper_step": steps}, keys=KEYS, **PLAN
+        )
 
     first = run(bx.BSVRBv2, 0.05, 0.1)
     count = len(traced)
@@ -141,7 +159,7 @@ def test_a_maker_that_cannot_be_hashed_will_do():
 
     settings = {"upper_step": [0.05]}
     found, plain = (
-        bx.sweep(CASE.problem, make, settings, CASE.x0, CASE.y0, keys=KEYS, **PLAN)
+        bx.sweep(CASE.problem, CASE.x0, CASE.y0, solver=make, settings=settings, keys=KEYS, **PLAN)
         for make in (Maker(), bx.BSVRBv2)
     )
     np.testing.assert_allclose(found.x, plain.x, rtol=1e-6)

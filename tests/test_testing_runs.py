@@ -21,9 +21,16 @@ def test_a_short_run_comes_closer_to_the_minimum(name):
     family = FAMILIES[name](m=12, d_x=3, d_y=4, rows=30, noise=0.5)
     method = bx.MSVR if name == "mean" else bx.BSVRBv2
     result = bx.minimize(
-        family.problem, method(upper_step=STEPS[name]), family.x0, family.y0,
-        steps=1000, blocks_per_step=4, batch_size=8, key=jax.random.key(0), progress=None,
-    )  # fmt: skip
+        family.problem,
+        family.x0,
+        family.y0,
+        solver=method(upper_step=STEPS[name]),
+        steps=1000,
+        blocks_per_step=4,
+        batch_size=8,
+        key=jax.random.key(0),
+        progress=None,
+    )
     start, end = family.value(family.x0), family.value(result.x)
     assert end < start
     assert np.linalg.norm(family.gradient(result.x)) < 0.15 * np.linalg.norm(family.gradient(family.x0))

@@ -31,9 +31,16 @@ VERSION_1 = {"upper_step": 0.1, "lower_step": 0.1, "alpha": 0.3, "beta": 0.3, "f
 def run(kind, noise, steps):
     family = bilevax.testing.quadratic_blocks(m=4, d_x=2, d_y=2, rows=9, noise=noise)
     return bx.minimize(
-        family.problem, kind(**VERSION_1), family.x0, family.y0, steps=steps, key=jax.random.key(1),
-        blocks_per_step=2, batch_size=2, progress=None,
-    ).state  # fmt: skip
+        family.problem,
+        family.x0,
+        family.y0,
+        solver=kind(**VERSION_1),
+        steps=steps,
+        key=jax.random.key(1),
+        blocks_per_step=2,
+        batch_size=2,
+        progress=None,
+    ).state
 
 
 def test_an_eager_projection_is_one_in_every_missed_step():

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 import bilevax as bx
 import bilevax.testing
-from bilevax._run.chunks import compiled_init
 from bilevax.cli import app
 from bilevax.experiments.report import Report
 from bilevax.experiments.theorems import error_terms, lanes, rates, restarts
@@ -25,15 +24,15 @@ from bilevax.experiments.theorems.fits import fit_exponent, student_quantile
 from bilevax.experiments.theorems.problems import (
     copied,
     make_family,
-    make_plan,
+    make_task,
     noise_of_terms,
     stationary_point,
     with_common_factor,
 )
-from bilevax.experiments.theorems.scalings import METHODS, Sampling
+from bilevax.experiments.theorems.scalings import METHODS, Sizes
 from bilevax.experiments.theorems.truth import Gap, Truth
 
-SAMPLING = Sampling(6, 2, 3)
+SAMPLING = Sizes(6, 2, 3)
 
 
 @pytest.fixture(scope="module")
@@ -131,12 +130,12 @@ def test_parameters_scale_as_the_theorem_says(name, family):
 
 def test_lanes_agree_with_a_plain_loop(family):
     solver = METHODS["MMBO-v2"].make(1.0, 0.5, SAMPLING, family.constants)
-    plan, goal = make_plan(family, SAMPLING, "all"), 1.0
+    plan, goal = make_task(family, SAMPLING, "all"), 1.0
     keys = jax.random.split(jax.random.key(3), 2)
     truth = Truth.of(family)
     reached = lanes.steps_until(plan, [solver], keys, truth.squared_gradient, goal, 500, progress=None)
     for key, steps in zip(keys, reached.steps[0], strict=True):
-        state = compiled_init(solver, plan.problem, plan.x0, plan.y0, key, **plan.sampling())
+        state = solver.init(plan.problem, plan.x0, plan.y0, key=key, sampling=plan.sampling)
         step, total = jax.jit(solver.step), 0.0
         for t in range(1, 501):
             total += float(np.sum(family.gradient(state.x) ** 2))
@@ -149,7 +148,7 @@ def test_lanes_agree_with_a_plain_loop(family):
 def test_lanes_that_diverge_or_are_too_slow_never_get_there(family):
     slow = METHODS["MMBO-v2"].make(0.01, 0.3, SAMPLING, family.constants)
     wild = dataclasses.replace(slow, upper_step=1e6)
-    plan = make_plan(family, SAMPLING, None)
+    plan = make_task(family, SAMPLING, None)
     reached = lanes.steps_until(
         plan,
         [slow, wild],
@@ -165,8 +164,8 @@ def test_lanes_that_diverge_or_are_too_slow_never_get_there(family):
 @pytest.mark.parametrize(("name", "exact"), [("BSVRB v1", "zsH"), ("BSVRB v2", "zsu")])
 def test_without_noise_and_with_all_blocks_estimators_have_no_error(name, exact):
     family = bilevax.testing.quadratic_blocks(m=4, d_x=2, d_y=2, rows=3, noise=0.0)
-    solver = METHODS[name].make(0.5, 0.1, Sampling(4, 4, 2), family.constants)
-    plan = lanes.Plan(family.problem, family.x0, family.y0, 4, 2)
+    solver = METHODS[name].make(0.5, 0.1, Sizes(4, 4, 2), family.constants)
+    plan = lanes.Task(family.problem, family.x0, family.y0, bx.Sampling(4, 2, False, "all"))
     keys = jax.random.split(jax.random.key(0), 1)
     seen = lanes.trace(plan, [solver], keys, ErrorTerms(Truth.of(family)), [7], None)
     assert max(seen[term].max() for term in exact) < 1e-10

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from calls import grouped
 from jax import Array
 from reference import algorithms, finite_sums, problems
 
@@ -150,7 +151,7 @@ def make_solver(method, values):
 def run(solver, problem, start, key, plan):
     """What a run starts from and what each of its steps leaves, by the reference's names; and its sampler."""
     y = {"a": start["y_a"], "b": start["y_b"]} if problem.named else start["y"]
-    state = solver.init(problem, start["x"], y, key=key, **plan)
+    state = solver.init(problem, start["x"], y, key=key, **grouped(**plan))
     state = replaced(state, start) if plan else state
 
     def step(state, _):

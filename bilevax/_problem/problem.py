@@ -13,7 +13,7 @@ import numpy as np
 from jax import Array
 
 from bilevax._problem.levels import Argmin, Level
-from bilevax._problem.rows import Batch, Rows, average
+from bilevax._problem.rows import Batch, Rows
 from bilevax._problem.stream import Stream
 from bilevax._util import checks
 
@@ -168,11 +168,9 @@ class Problem(eqx.Module):
         # Padded rows are given to the functions one by one, which then look for themselves.
         return x if batch.weight is not None else Seen(self.through(x, block, batch.rows))
 
-    def upper_value(
-        self, x: PyTree, y: dict[str, PyTree], block: PyTree, rows: PyTree, weight: Array | None
-    ) -> Array:
+    def upper_value(self, x: PyTree, y: dict[str, PyTree], block: PyTree, batch: Batch) -> Array:
         """f_i(x, y; ξ)."""
-        return average(lambda rows: self.upper(x, self.view(y), block, rows), rows, weight)
+        return batch.average(lambda rows: self.upper(x, self.view(y), block, rows))
 
     def draw_upper(self, random: Stream, blocks: Array, size: int | None, lower: dict[str, Batch]) -> Batch:
         """The upper level's batch: its own, or that of the lower level which it shares."""

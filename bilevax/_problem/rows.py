@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -35,6 +36,18 @@ class Batch(eqx.Module):
     def axis(self) -> int | None:
         """The axis of the blocks, for `jax.vmap`."""
         return None if self.shared else 0
+
+    def average(self, function: Callable[[PyTree], PyTree]) -> PyTree:
+        """The mean of a user's function over one block's batch.
+
+        The function is itself a mean over the rows it receives. Weighted rows are passed one by one, as
+        batches of one, and their values are averaged with the weights.
+        """
+        if self.weight is None:
+            return function(self.rows)
+        weight = self.weight
+        values = jax.vmap(lambda row: function(jax.tree.map(lambda a: a[None], row)))(self.rows)
+        return jax.tree.map(lambda v: jnp.tensordot(weight.astype(v.dtype), v, axes=1), values)
 
 
 class Rows(eqx.Module):
@@ -194,15 +207,3 @@ class PerBlock(Rows):
     def share(self, device: Array) -> PerBlock:
         rows = jax.tree.leaves(self.packed.stored)[0].shape[0]
         return eqx.tree_at(lambda r: r.starts, self, self.starts - device * rows)
-
-
-def average(function: Any, rows: PyTree, weight: Array | None) -> PyTree:
-    """A block's mean over its batch.
-
-    The user's function is itself a mean over the rows it is given. Weighted rows are therefore given
-    one by one, as batches of one, and their values averaged with the weights.
-    """
-    if weight is None:
-        return function(rows)
-    values = jax.vmap(lambda row: function(jax.tree.map(lambda a: a[None], row)))(rows)
-    return jax.tree.map(lambda v: jnp.tensordot(weight.astype(v.dtype), v, axes=1), values)

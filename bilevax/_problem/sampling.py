@@ -6,16 +6,18 @@ ways of sampling cost O(I) per step, keep no O(m) state and run under vmap:
 - shuffled epochs: step t takes the next I places of the permutation keyed by t's epoch;
 - independent draws: step t takes the first I places of the permutation keyed by t itself.
 
-A stratified plan divides the blocks into runs of equal length and draws as many of each, from streams of
-their own. What it draws depends on the number of strata alone, and not on how many devices share them.
+A stratified plan divides the blocks into consecutive parts of equal size, and draws equally many from each,
+with a random stream per part. What it draws depends only on the number of strata, not on how many devices
+share them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -60,6 +62,7 @@ class Sampler(eqx.Module):
       batch_size: B rows per block and level; None takes all rows.
       shuffle: shuffled epochs if True, else independent uniform draws of I distinct blocks.
       strata: into how many strata the blocks are divided; None draws from all of them as one.
+      initial_batch_size: see `Sampling`.
       axis: on a device that holds a share of the blocks, the axis of the mesh; m, I and the strata are then
         those of the share.
     """
@@ -70,12 +73,20 @@ class Sampler(eqx.Module):
     batch_size: int | None = eqx.field(static=True)
     shuffle: bool = eqx.field(static=True)
     strata: int | None = eqx.field(static=True, default=None)
+    initial_batch_size: int | Literal["all"] | None = eqx.field(static=True, default=None)
     axis: str | None = eqx.field(static=True, default=None)
 
     @property
     def stratum_size(self) -> int:
         """The blocks of one stratum."""
         return self.blocks // (self.strata or 1)
+
+    @property
+    def first_rows(self) -> int | None:
+        """The rows per block of the first estimators: None for all of them, 0 for none."""
+        if self.initial_batch_size == "all":
+            return None
+        return self.batch_size if self.initial_batch_size is None else self.initial_batch_size
 
     def blocks_at(self, step: Array, stream: int = BLOCKS) -> Array:
         """The I distinct blocks of a step; another stream gives an independent choice."""
@@ -167,31 +178,82 @@ class Sampler(eqx.Module):
         return min(1.0, touched / problem.slots_of(name))
 
 
-def make_sampler(
-    problem: Problem,
-    key: Array,
-    blocks_per_step: int | None,
-    batch_size: int | None,
-    shuffle: bool,
-    strata: int | None = None,
-) -> Sampler:
-    """Checks what the user asked for, and plans it."""
-    if not isinstance(problem, Problem):
-        raise TypeError(f"problem must be a bilevax.Problem, got {type(problem).__name__}")
-    per_step = problem.count
-    if blocks_per_step is not None:
-        per_step = checks.whole_number("blocks_per_step", blocks_per_step, 1, problem.count)
-    if batch_size is not None:
-        batch_size = checks.whole_number("batch_size", batch_size, 1)
-    if not isinstance(shuffle, bool):
-        raise TypeError(f"shuffle must be True or False, got {shuffle!r}")
-    if not (
-        isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ()
-    ):
-        raise TypeError(f"key must be one key made by jax.random.key(seed), got {key!r}")
-    if strata is not None:
-        strata = _checked_strata(strata, problem, per_step)
-    return Sampler(Stream.start(key), problem.count, per_step, batch_size, shuffle, strata, problem.axis)
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How many blocks and rows a step sees, and how they are drawn.
+
+    Args:
+      blocks_per_step: I, the blocks a step visits; None visits all of them.
+      batch_size: B, the rows per visited block and level; None takes all of them.
+      shuffle: blocks in shuffled epochs if True, else drawn independently in each step.
+      initial_batch_size: the rows per block that the first estimators come from; None takes `batch_size`,
+        "all" takes all rows, 0 starts the estimators from zero.
+      strata: divides the blocks into this many consecutive parts of equal size, and draws equally many from
+        each; left out, one per device. The same number draws the same samples on any number of devices.
+
+    Example:
+      >>> import bilevax as bx
+      >>> sampling = bx.Sampling(blocks_per_step=10, batch_size=32, initial_batch_size="all")
+    """
+
+    blocks_per_step: int | None = None
+    batch_size: int | None = None
+    shuffle: bool = True
+    initial_batch_size: int | Literal["all"] | None = None
+    strata: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "strata"):
+            value = getattr(self, name)
+            if value is not None:
+                checks.whole_number(name, value, 1)
+        if not isinstance(self.shuffle, bool):
+            raise TypeError(f"shuffle must be True or False, got {self.shuffle!r}")
+        initial = self.initial_batch_size
+        if isinstance(initial, str):
+            if initial != "all":
+                raise ValueError(f"initial_batch_size must be an integer, None or 'all', got {initial!r}")
+        elif initial is not None:
+            checks.whole_number("initial_batch_size", initial, 0)
+
+    def sampler(self, problem: Problem, key: Array) -> Sampler:
+        """The plan for a problem and a random key, checked against both."""
+        if not isinstance(problem, Problem):
+            raise TypeError(f"problem must be a bilevax.Problem, got {type(problem).__name__}")
+        per_step = problem.count
+        if self.blocks_per_step is not None:
+            per_step = checks.whole_number("blocks_per_step", self.blocks_per_step, 1, problem.count)
+        if not (
+            isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ()
+        ):
+            raise TypeError(f"key must be one key made by jax.random.key(seed), got {key!r}")
+        strata = None if self.strata is None else _checked_strata(self.strata, problem, per_step)
+        return Sampler(
+            Stream.start(key),
+            problem.count,
+            per_step,
+            self.batch_size,
+            self.shuffle,
+            strata,
+            self.initial_batch_size,
+            problem.axis,
+        )
+
+
+def as_sampling(
+    sampling: Sampling | None, blocks_per_step: int | None = None, batch_size: int | None = None
+) -> Sampling:
+    """The sampling that a function was given, as an object or by its two most common fields."""
+    direct = {"blocks_per_step": blocks_per_step, "batch_size": batch_size}
+    given = {name: value for name, value in direct.items() if value is not None}
+    if sampling is None:
+        return Sampling(**given)
+    if not isinstance(sampling, Sampling):
+        raise TypeError(f"sampling must be a bilevax.Sampling, got {type(sampling).__name__}")
+    twice = [name for name in given if getattr(sampling, name) is not None]
+    if twice:
+        raise ValueError(f"{twice[0]} is given twice: directly and in sampling; give it once")
+    return dataclasses.replace(sampling, **given)
 
 
 def _checked_strata(strata: Any, problem: Problem, per_step: int) -> int | None:

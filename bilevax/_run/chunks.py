@@ -12,15 +12,15 @@ import numpy as np
 from jax import Array
 
 from bilevax._problem.problem import Problem
+from bilevax._problem.sampling import Sampler
 from bilevax._run.sharding import Shards
 from bilevax._step.clocks import CompensatedSum
-from bilevax._step.slot_table import SlotTable
-from bilevax._step.slots import Moving
 from bilevax._step.state import State
 from bilevax._util.trees import PyTree, norm
+from bilevax.solvers.base import AbstractSolver
 
 
-def advance(problem: Problem, solver: Any, state: State, steps: int | Array) -> State:
+def advance(problem: Problem, solver: AbstractSolver, state: State, steps: int | Array) -> State:
     """Takes many steps as one compiled loop: pure, for use under `jax.jit` and `jax.vmap`.
 
     Args:
@@ -35,7 +35,7 @@ def advance(problem: Problem, solver: Any, state: State, steps: int | Array) -> 
     return jax.lax.fori_loop(0, steps, lambda _, state: solver.step(problem, state)[0], state)
 
 
-def numbers_as_arrays(solver: Any) -> Any:
+def numbers_as_arrays(solver: AbstractSolver) -> AbstractSolver:
     """A solver whose numbers are traced, so that other values of them compile nothing anew."""
 
     def convert(leaf: Any) -> Any:
@@ -45,23 +45,22 @@ def numbers_as_arrays(solver: Any) -> Any:
     return jax.tree.map(convert, solver)
 
 
-def compiled_init(
-    solver: Any,
+def compiled_start(
+    solver: AbstractSolver,
     problem: Problem,
     x0: PyTree,
     y0: PyTree,
-    key: Array,
+    sampler: Sampler,
     shards: Shards | None = None,
-    **plan: Any,
 ) -> State:
-    """`solver.init`, compiled; its buffers are nobody else's and none is held twice: it can be donated."""
-    # Python floats would be compiled in.
+    """`solver.start`, compiled. The state aliases no other buffers, so that it can be donated."""
+    # Python floats would become constants of the program.
     x0, y0 = jax.tree.map(lambda a: jnp.asarray(a) if isinstance(a, float) else a, (x0, y0))
-    return _init(numbers_as_arrays(solver), problem, x0, y0, key, plan, shards)
+    return _start(numbers_as_arrays(solver), problem, x0, y0, sampler, shards)
 
 
 def compiled_chunk(
-    inputs: tuple[Any, Problem],
+    inputs: tuple[AbstractSolver, Problem],
     state: State,
     steps: Array | int,
     total: tuple[float, float] = (0.0, 0.0),
@@ -98,19 +97,17 @@ class Sizes(eqx.Module):
 @functools.partial(jax.jit, compiler_options={"xla_gpu_autotune_level": 0})
 def sizes(state: State) -> Sizes:
     """How far the tracked gradients are from zero; not for use within another `jax.jit`."""
-    return Sizes(norm(state.z), _root_mean_square(state, "y"), _root_mean_square(state, "v"))
+    return Sizes(norm(state.z), _root_mean_square(state, "s"), _root_mean_square(state, "u"))
 
 
 def _root_mean_square(state: State, letter: str) -> Array:
-    """Of a variable's slope, over all slots of all levels that have it."""
+    """Of a tracked slope, over all slots of all levels that have it."""
     total, slots = jnp.zeros(()), 0
     for memory in state.levels.values():
-        moving = getattr(memory, letter, None)
-        if isinstance(moving, Moving):
-            squares = memory.squares if isinstance(memory, SlotTable) else jax.tree.map(jnp.square, memory)
-            leaves = jax.tree.leaves(getattr(squares, letter).slope)
-            total += sum(jnp.sum(leaf) for leaf in leaves)
-            slots += jax.tree.leaves(moving.slope)[0].shape[0]
+        squares = dict(memory.squares.parts())
+        if letter in squares:
+            total += sum(jnp.sum(leaf) for leaf in jax.tree.leaves(squares[letter]))
+            slots += memory.slots
     return jnp.sqrt(total / max(slots, 1))
 
 
@@ -121,25 +118,25 @@ def _numbers(steps: Any, total: tuple[float, float]) -> tuple[Any, Any]:
 
 
 def start_program(
-    solver: Any,
+    solver: AbstractSolver,
     problem: Problem,
     x0: PyTree,
     y0: PyTree,
-    key: Array,
-    plan: dict[str, Any],
+    sampler: Sampler,
     shards: Shards | None,
 ) -> State:
-    """What `compiled_init` compiles."""
-    if shards is not None:
-        state = shards.init(solver, problem, x0, y0, key, plan)
-    else:
-        state = solver.init(problem, x0, y0, key=key, **plan)
-    # What init hands through, or has twice, gets buffers of its own; nothing else is copied by the compiler.
-    return jax.tree.map(jnp.copy, state)
+    """What `compiled_start` compiles."""
+    start = solver.start if shards is None else functools.partial(shards.start, solver)
+    # Arrays that start returns unchanged, or twice, get buffers of their own; the compiler copies no others.
+    return jax.tree.map(jnp.copy, start(problem, x0, y0, sampler))
 
 
 def chunk_program(
-    inputs: tuple[Any, Problem], state: State, steps: Array, total: CompensatedSum, shards: Shards | None
+    inputs: tuple[AbstractSolver, Problem],
+    state: State,
+    steps: Array,
+    total: CompensatedSum,
+    shards: Shards | None,
 ) -> tuple[State, CompensatedSum]:
     """What `compiled_chunk` compiles; it takes over all but the first argument."""
     if shards is not None:
@@ -147,14 +144,14 @@ def chunk_program(
     return _loop(*inputs, state, steps, total)
 
 
-_RUN = 32  # steps that an accelerator takes without asking the host whether to go on
+_TURN = 32  # steps that an accelerator takes without asking the host whether to go on
 
-_init = eqx.filter_jit(start_program)
+_start = eqx.filter_jit(start_program)
 _advance = eqx.filter_jit(chunk_program, donate="all-except-first")
 
 
 def _loop(
-    solver: Any, problem: Problem, state: State, steps: Array, total: CompensatedSum
+    solver: AbstractSolver, problem: Problem, state: State, steps: Array, total: CompensatedSum
 ) -> tuple[State, CompensatedSum]:
     last = state.step + steps
 
@@ -163,8 +160,8 @@ def _loop(
         state, info = solver.step(problem, state)
         return state, total + info.objective
 
-    def run(carry: tuple[State, CompensatedSum]) -> tuple[State, CompensatedSum]:
-        return jax.lax.fori_loop(0, _RUN, lambda _, carry: body(carry), carry)
+    def turn(carry: tuple[State, CompensatedSum]) -> tuple[State, CompensatedSum]:
+        return jax.lax.fori_loop(0, _TURN, lambda _, carry: body(carry), carry)
 
     def until(end: Array, body: Any, carry: tuple[State, CompensatedSum]) -> tuple[State, CompensatedSum]:
         def going_on(carry: tuple[State, CompensatedSum]) -> Array:
@@ -176,8 +173,8 @@ def _loop(
     if jax.default_backend() == "cpu":
         return until(last, body, (state, total))
     # On an accelerator the host decides about every turn of a loop whose length is not known. So the steps
-    # that are left over come first, then runs of a fixed length. The first run of all is taken step by step,
-    # if nothing is left over: what is wrong with a start shows at once.
+    # that are left over come first, then turns of a fixed length. If nothing is left over, the first turn is
+    # taken step by step: a bad start shows at once.
     begun = (state.step > 0).astype(steps.dtype)
-    single = jnp.minimum(steps, (steps - 1 + begun) % _RUN + 1 - begun)
-    return until(last, run, until(state.step + single, body, (state, total)))
+    single = jnp.minimum(steps, (steps - 1 + begun) % _TURN + 1 - begun)
+    return until(last, turn, until(state.step + single, body, (state, total)))

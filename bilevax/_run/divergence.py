@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bilevax._step.slots import Moving
 from bilevax._step.state import Along, State
 from bilevax._util.trees import PyTree
 
@@ -37,7 +36,7 @@ def describe(state: State, first: int, last: int) -> str:
       last: the last one.
     """
     blocks = [
-        (letter, name, tree) for name, memory in state.levels.items() for letter, tree in _parts(memory)
+        (letter, name, tree) for name, memory in state.levels.items() for letter, tree in memory.parts()
     ]
     broken: list[Any] = [(letter, name, *map(int, _bad_slots(tree))) for letter, name, tree in blocks]
     broken = [one for one in broken if one[-1]]
@@ -77,27 +76,8 @@ def describe(state: State, first: int, last: int) -> str:
 
 def _moved(state: State, broken: list[Any]) -> bool:
     """Whether a block's variable was not finite when this step began; what is not lazy moves in the step."""
-    lazy = {
-        (letter, name)
-        for name, memory in state.levels.items()
-        for letter in ("y", "v")
-        if isinstance(one := getattr(memory, letter, None), Moving) and one.stamp is not None
-    }
+    lazy = {(letter, name) for name, memory in state.levels.items() for letter in memory.lazy}
     return any((letter, name) in lazy for letter, name, *_ in broken)
-
-
-def _parts(memory: Any) -> list[tuple[str, PyTree]]:
-    """A level's quantities by their letters, causes before effects."""
-    parts: list[tuple[str, PyTree]] = []
-    if isinstance(memory.y, Moving):
-        parts += [("s", memory.y.slope), ("y", memory.y.value)]
-    else:
-        parts += [("mean", memory.y)]
-    if hasattr(memory, "pieces"):
-        return [*parts, ("H", memory.pieces)]
-    parts += [("H", memory.hessian)] if memory.hessian is not None else []
-    parts += [("u", memory.v.slope), ("v", memory.v.value)] if memory.v is not None else []
-    return parts
 
 
 @jax.jit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from typing import Any, Literal
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -15,12 +15,14 @@ from jax.sharding import Mesh
 
 from bilevax._problem.problem import Problem
 from bilevax._problem.rows import PerBlock
-from bilevax._problem.sampling import make_sampler
+from bilevax._problem.sampling import Sampling, as_sampling
 from bilevax._run.chunks import chunk_program, numbers_as_arrays, start_program
 from bilevax._run.sharding import make_shards
 from bilevax._step.clocks import CompensatedSum
-from bilevax._util import checks, processes
+from bilevax._util import processes
 from bilevax._util.trees import PyTree
+from bilevax.solvers.base import AbstractSolver
+from bilevax.solvers.default import chosen_solver
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,33 +74,29 @@ class MemoryEstimate:
 
 def memory_estimate(
     problem: Problem,
-    solver: Any,
     x0: PyTree,
     y0: PyTree = None,
     *,
+    solver: AbstractSolver | None = None,
+    sampling: Sampling | None = None,
     blocks_per_step: int | None = None,
     batch_size: int | None = None,
-    shuffle: bool = True,
-    initial_batch_size: int | Literal["all"] | None = None,
     mesh: Mesh | None = None,
-    strata: int | None = None,
 ) -> MemoryEstimate:
     """Says how many bytes a run needs, by part, without allocating them.
 
-    The run's programs are compiled for its shapes, which takes as long as it takes the run itself, and the
-    compiler is asked for what they need. Metrics, checkpoints and what you hold yourself come on top.
+    It compiles the run's programs for its shapes, which takes as long as for the run itself, and reads the
+    compiler's own report. Metrics, checkpoints and your own arrays come on top.
 
     Args:
       problem: the problem; for data that do not exist yet, `jax.eval_shape` of a function that makes it.
-      solver: the solver.
       x0: x at the start, or its shapes (`jax.ShapeDtypeStruct`).
       y0: the lower variables at the start, or their shapes; see `minimize`.
-      blocks_per_step: as in `minimize`, like all that follows.
-      batch_size: B.
-      shuffle: as in `minimize`.
-      initial_batch_size: rows per block of the first estimators.
+      solver: the solver; left out, the one that `minimize` chooses.
+      sampling: how blocks and rows are drawn.
+      blocks_per_step: I, as in `Sampling`, for short.
+      batch_size: B, as in `Sampling`, for short.
       mesh: devices that share the blocks; the estimate is for one of them.
-      strata: as in `minimize`.
 
     Returns:
       A `MemoryEstimate`; `print` shows it as a table.
@@ -111,27 +109,29 @@ def memory_estimate(
       ...     blocks=jnp.arange(8.0).reshape(4, 2),
       ... )
       >>> x, y = jax.ShapeDtypeStruct((2,), float), jax.ShapeDtypeStruct((4, 2), float)
-      >>> estimate = bx.memory_estimate(problem, bx.BSVRBv2(upper_step=0.1), x, y, blocks_per_step=2)
+      >>> estimate = bx.memory_estimate(
+      ...     problem, x, y, solver=bx.BSVRBv2(upper_step=0.1), blocks_per_step=2
+      ... )
       >>> estimate.slots  # y, s, v and u, and two stamps of two numbers each, of four blocks in float32
       192
     """
-    checks.solver(solver)
+    solver = chosen_solver(problem, solver)
     shards = make_shards(mesh)
-    strata = shards.devices if strata is None and shards is not None else strata
-    key = jax.random.key(0)
-    sampler = make_sampler(problem, key, blocks_per_step, batch_size, shuffle, strata)
-    plan = {"blocks_per_step": blocks_per_step, "batch_size": batch_size, "shuffle": shuffle}
-    plan |= {"initial_batch_size": initial_batch_size, "strata": sampler.strata}
+    sampling = as_sampling(sampling, blocks_per_step, batch_size)
+    if sampling.strata is None and shards is not None:
+        sampling = dataclasses.replace(sampling, strata=shards.devices)
+    sampler = sampling.sampler(problem, jax.random.key(0))
+    solver.check(problem, sampler)
     problem, x0, y0 = _outlined(problem), _shapes(x0), _shapes(y0)
-    state = eqx.filter_eval_shape(solver.init, problem, x0, y0, key=key, **plan)
+    state = eqx.filter_eval_shape(solver.start, problem, x0, y0, sampler)
     if shards is not None:
-        shards.check(solver, problem, x0, y0, key, plan)
+        shards.check(solver, problem, x0, y0, sampler)
         problem = shards.place(_shapes(shards.spread(problem)))
-        x0, y0, _ = shards.place_start(x0, y0, key)
+        x0, y0, sampler = shards.place_start(x0, y0, sampler)
         state = jax.tree.map(processes.put, state, shards.like(state))
     problem, solver = _shapes(problem), numbers_as_arrays(solver)
     number, steps = _shapes(np.zeros((), jnp.zeros(0).dtype)), _shapes(np.zeros((), np.int32))
-    begin = _compiled(start_program, solver, problem, x0, y0, key, plan, shards)
+    begin = _compiled(start_program, solver, problem, x0, y0, sampler, shards)
     going = _compiled(
         chunk_program, (solver, problem), state, steps, CompensatedSum(number, number), shards, donated=True
     )

@@ -2,99 +2,78 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
 from bilevax._problem.problem import Problem
-from bilevax._problem.sampling import make_sampler
-from bilevax._run.checkpoint import CheckpointError, Checkpoints, identity, saved_strata
-from bilevax._run.chunks import compiled_chunk, compiled_init, numbers_as_arrays
+from bilevax._problem.sampling import Sampler, Sampling, as_sampling
+from bilevax._run.checkpoint import Checkpoint, CheckpointError, as_checkpoint
+from bilevax._run.checkpoint_store import CheckpointStore, saved_strata
+from bilevax._run.chunks import compiled_start, numbers_as_arrays
+from bilevax._run.identity import identity
 from bilevax._run.interrupts import Interrupts
 from bilevax._run.logs import Log, Logs
 from bilevax._run.outcome import DivergedError, Outcome
-from bilevax._run.progress import Choice, Progress, make_progress
+from bilevax._run.progress import Progress, make_progress
 from bilevax._run.run import FIXED, Result, Run
-from bilevax._run.sharding import make_shards
-from bilevax._step.oracles import count_oracles
+from bilevax._run.sharding import Shards, make_shards
+from bilevax._run.stop import Stop
 from bilevax._step.state import State
 from bilevax._util import checks
 from bilevax._util.trees import PyTree
-from bilevax.solvers.inputs import check_coefficients, first_rows
-from bilevax.solvers.restart import Restart
+from bilevax.solvers.base import AbstractSolver
+from bilevax.solvers.default import chosen_solver
 
 
 def minimize(
     problem: Problem,
-    solver: Any,
     x0: PyTree,
     y0: PyTree = None,
     *,
+    solver: AbstractSolver | None = None,
     steps: int,
     key: Array,
+    sampling: Sampling | None = None,
     blocks_per_step: int | None = None,
     batch_size: int | None = None,
-    shuffle: bool = True,
-    initial_batch_size: int | Literal["all"] | None = None,
     mesh: Mesh | None = None,
-    strata: int | None = None,
     metrics: Mapping[str, Callable[[Problem, State], Any]] | None = None,
     every: int | None = None,
-    progress: Choice | Progress | None = "auto",
-    seconds: float | None = None,
-    tolerance: float | None = None,
-    patience: int | None = None,
-    watch: str = "objective",
-    checkpoint: str | Path | None = None,
-    save_every: int | None = None,
-    save_seconds: float | None = 300.0,
-    keep: int = 3,
-    resume: bool = False,
+    progress: str | Progress | None = "auto",
+    stop: Stop | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
     log: str | Path | Log | Sequence[Any] | None = None,
-    throw: bool = True,
 ) -> Result:
-    """Minimises F by a solver.
+    """Minimises F.
 
     Args:
       problem: what to solve.
-      solver: `BSVRBv2(…)` or another method, or a `Restart` of one.
       x0: where x starts.
       y0: where the lower variables start, with the slots as leading axis; a dict if the levels have
         names. A mean level may be left None.
+      solver: `BSVRBv2(…)` or another method, or a `Restart` of one.
       steps: how many steps to take.
       key: the random key: the same key gives the same run.
-      blocks_per_step: I, the blocks a step visits; None visits all of them.
-      batch_size: B, the rows per visited block; None takes all of them.
-      shuffle: blocks in shuffled epochs if True, else drawn anew in each step.
-      initial_batch_size: rows per block of the first estimators; see `BSVRBv2.init`.
+      sampling: how blocks and rows are drawn.
+      blocks_per_step: I, the blocks a step visits, as in `Sampling`, for short.
+      batch_size: B, the rows per visited block, as in `Sampling`, for short.
       mesh: devices that share the blocks along the axis "blocks" of this mesh, on one host or several; both m
         and `blocks_per_step` must be divisible by their number. Every process makes the same call.
-      strata: the blocks are divided into so many runs of equal length, and a step draws as many of each;
-        left out, one per device, or as many as the checkpoint has. The same number draws the same samples on
-        any number of devices.
-      metrics: functions of (problem, state), called between compiled chunks; each gives one number. The
-        state's arrays are overwritten by the next step: copy what you keep.
+      metrics: functions of (problem, state), called between compiled chunks; each returns one number. The
+        next step overwrites the state's arrays: copy what you keep.
       every: steps between two entries of the history; left out, a hundredth of the run.
       progress: "auto" (a bar on a terminal, lines elsewhere), "bar", "lines", or None for silence.
-      seconds: stop after about so much time, compilation included.
-      tolerance: stop when ‖z‖ is at most this.
-      patience: stop when `watch` has not improved for so many entries; the best iterate is kept.
-      watch: the metric that `patience` looks at; smaller is better.
-      checkpoint: a directory for checkpoints, written in the background.
-      save_every: steps between checkpoints.
-      save_seconds: seconds between checkpoints; one is written at the end in any case.
-      keep: how many of the latest checkpoints are kept.
-      resume: go on from the latest checkpoint, if there is one; the run ends with the same bits as one that
-        was never stopped.
-      log: where every entry of the history goes while the run goes on: the path of a file of JSON lines, a
+      stop: when to stop before the last step, as a `Stop`.
+      checkpoint: a directory for checkpoints, or a `Checkpoint` that also says how often, how many, and
+        whether to resume.
+      log: where every entry of the history goes as soon as it is known: the path of a file of JSON lines, a
         `TensorBoard(folder)`, another `Log`, or a list of them.
-      throw: raise if the run diverges; False returns the result with its outcome.
 
     The first SIGINT or SIGTERM ends the chunk, saves and returns; the second stops the program at once.
 
@@ -102,7 +81,7 @@ def minimize(
       A `Result`.
 
     Raises:
-      DivergedError: if f is not finite any more, and `throw` is set. The last finite checkpoint stays.
+      DivergedError: if f is no longer finite, unless `stop` says otherwise. The last finite checkpoint stays.
       CheckpointError: if checkpoints cannot be written, or belong to another run. If a write fails, the
         error's `result` is what the run had reached.
 
@@ -113,9 +92,8 @@ def minimize(
       ...     lower=lambda x, y, block, batch: jnp.sum((y - x) ** 2),
       ...     blocks=jnp.arange(8.0).reshape(4, 2),
       ... )
-      >>> solver = bx.BSVRBv2(upper_step=0.1)
       >>> result = bx.minimize(
-      ...     problem, solver, jnp.zeros(2), jnp.zeros((4, 2)),
+      ...     problem, jnp.zeros(2), jnp.zeros((4, 2)), solver=bx.BSVRBv2(upper_step=0.1),
       ...     steps=500, key=jax.random.key(0), progress=None,
       ... )
       >>> [round(float(value), 3) for value in result.x]  # the mean of the blocks
@@ -127,72 +105,61 @@ def minimize(
     steps = checks.whole_number("steps", steps, 0)
     every = max(1, steps // 100) if every is None else checks.whole_number("every", every, 1)
     measures = _checked_metrics(metrics)
-    _check_stopping(
-        seconds, tolerance, patience, watch, measures, save_every, save_seconds, keep, checkpoint, resume
-    )
-    checks.solver(solver)
+    stop = _as_stop(stop)
+    stop.check_watch([*FIXED, *measures])
+    saving = as_checkpoint(checkpoint)
+    solver = chosen_solver(problem, solver)
     shards = make_shards(mesh)
-    display = make_progress(progress if shards is None or shards.speaks else None, steps)
-    logs = Logs(log if shards is None or shards.speaks else None)
-    # Inside the compiled init the solver's numbers are traced: what depends on their values is checked here.
-    if strata is None:
-        strata = saved_strata(checkpoint) if resume and checkpoint is not None else None
-        strata = shards.devices if strata is None and shards is not None else strata
-    sampler = make_sampler(problem, key, blocks_per_step, batch_size, shuffle, strata)
-    method = solver.solver if isinstance(solver, Restart) else solver
-    check_coefficients(method, problem, sampler)
+    speaks = shards is None or shards.speaks
+    display = make_progress(progress if speaks else None, steps)
+    logs = Logs(log if speaks else None)
+    sampling = _with_strata(as_sampling(sampling, blocks_per_step, batch_size), saving, shards)
+    sampler = sampling.sampler(problem, key)
+    solver.check(problem, sampler)
 
-    plan = {"blocks_per_step": blocks_per_step, "batch_size": batch_size, "shuffle": shuffle}
-    plan |= {"initial_batch_size": initial_batch_size, "strata": sampler.strata}
-    whole = problem
-    if shards is not None:
-        shards.check(solver, problem, x0, y0, key, plan)
-        problem, (x0, y0, key) = shards.place(shards.spread(problem)), shards.place_start(x0, y0, key)
-    state = compiled_init(solver, problem, x0, y0, key, shards, **plan)
-    inputs = (numbers_as_arrays(solver), problem)
-    run = Run(state, jax.tree.map(jnp.copy, (state.x, state.y)) if patience else None, shards)
+    run = Run(*_start(solver, problem, x0, y0, sampler, shards), shards, keep_best=stop.patience is not None)
     store = None
-    if checkpoint is not None:
+    if saving is not None:
         together = shards is not None and shards.several_processes
-        store = Checkpoints(checkpoint, identity(whole, solver, state), keep, together)
+        same = identity(problem, solver, run.state)
+        store = CheckpointStore(saving.directory, same, saving.keep, together)
     begun = False
 
     def result(outcome: Outcome) -> Result:
-        rows = getattr(method, "first_rows", first_rows)(initial_batch_size, sampler.batch_size)
-        return run.result(outcome, count_oracles(whole, solver, sampler, run.done, rows))
+        return run.result(outcome, solver.count_oracles(problem, sampler, run.done))
 
     try:
-        if store is not None:
-            run.continue_from(store) if resume else store.require_none()
-        run.state, _ = compiled_chunk(inputs, run.state, 0, shards=shards)
-        jax.block_until_ready(run.state)
+        if store is not None and saving is not None:
+            run.continue_from(store) if saving.resume else store.require_none()
+        run.compile()
         logs.start(run.history.entries)
         run.compile_seconds = time.monotonic() - began
         saved, begun = time.monotonic(), True
         with Interrupts() as interrupts, display:
-            while (outcome := run.outcome(steps, seconds, tolerance, patience, began, interrupts)) is None:
+            while (outcome := run.outcome(steps, stop, began, interrupts)) is None:
                 boundary = min(steps, (run.done // every + 1) * every)
-                if save_every is not None:
-                    boundary = min(boundary, (run.done // save_every + 1) * save_every)
-                run.advance(inputs, boundary)
+                if saving is not None and saving.steps is not None:
+                    boundary = min(boundary, (run.done // saving.steps + 1) * saving.steps)
+                run.advance(boundary)
                 if run.done % every == 0 or run.done == steps or run.failed:
-                    entry = run.measure(problem, measures, watch)
+                    entry = run.measure(measures, stop.watch)
                     logs.write(entry)
                     shown = {n: v for n, v in entry.items() if n not in ("step", "seconds")}
                     display.update(run.done, run.speed, shown)
-                due = save_every is not None and run.done % save_every == 0
-                due |= save_seconds is not None and time.monotonic() - saved >= save_seconds
-                if store is not None and run.agreed(due)[0] and not run.failed:
-                    run.save(store)
-                    saved = time.monotonic()
+                if store is not None and saving is not None:
+                    due = saving.steps is not None and run.done % saving.steps == 0
+                    due |= saving.seconds is not None and time.monotonic() - saved >= saving.seconds
+                    if run.agreed(due)[0] and not run.failed:
+                        run.save(store)
+                        saved = time.monotonic()
         if store is not None:
             if not run.failed:
                 run.save(store)
             store.wait()
-        # The end of a run that was cut short. It is not in the checkpoint: had the run gone on, there would
-        # be no such entry.
+        # The last entry of a run that was cut short is not in the checkpoint: a run that was never cut short
+        # has no such entry.
         if run.done > (run.history.entries[-1]["step"] if run.history.entries else 0):
-            logs.write(run.measure(problem, measures, watch))
+            logs.write(run.measure(measures, stop.watch))
     except CheckpointError as error:
         error.result = result(Outcome.INTERRUPTED) if begun else None
         raise
@@ -201,9 +168,42 @@ def minimize(
         if store is not None:
             store.close()
     reached = result(outcome)
-    if outcome is Outcome.DIVERGED and throw:
+    if outcome is Outcome.DIVERGED and stop.throw:
         raise DivergedError(reached.message, reached)
     return reached
+
+
+def _start(
+    solver: AbstractSolver,
+    problem: Problem,
+    x0: PyTree,
+    y0: PyTree,
+    sampler: Sampler,
+    shards: Shards | None,
+) -> tuple[AbstractSolver, Problem, State]:
+    """The solver and the problem as a compiled chunk takes them, and the state before the first step."""
+    if shards is not None:
+        shards.check(solver, problem, x0, y0, sampler)
+        problem = shards.place(shards.spread(problem))
+        x0, y0, sampler = shards.place_start(x0, y0, sampler)
+    state = compiled_start(solver, problem, x0, y0, sampler, shards)
+    return numbers_as_arrays(solver), problem, state
+
+
+def _with_strata(sampling: Sampling, saving: Checkpoint | None, shards: Shards | None) -> Sampling:
+    """The strata of the run to resume, else one per device, unless the user chose a number."""
+    strata = sampling.strata
+    if strata is None and saving is not None and saving.resume:
+        strata = saved_strata(saving.directory)
+    if strata is None and shards is not None:
+        strata = shards.devices
+    return dataclasses.replace(sampling, strata=strata)
+
+
+def _as_stop(stop: Stop | None) -> Stop:
+    if stop is not None and not isinstance(stop, Stop):
+        raise TypeError(f"stop must be a bilevax.Stop, got {type(stop).__name__}")
+    return stop or Stop()
 
 
 def _checked_metrics(metrics: Any) -> dict[str, Callable[..., Any]]:
@@ -220,30 +220,3 @@ def _checked_metrics(metrics: Any) -> dict[str, Callable[..., Any]]:
                 f"metrics[{name!r}] must be a function of (problem, state), got {type(measure).__name__}"
             )
     return measures
-
-
-def _check_stopping(
-    seconds: Any,
-    tolerance: Any,
-    patience: Any,
-    watch: Any,
-    measures: Mapping[str, Any],
-    save_every: Any,
-    save_seconds: Any,
-    keep: Any,
-    checkpoint: Any,
-    resume: Any,
-) -> None:
-    checks.coefficient("seconds", seconds)
-    checks.coefficient("tolerance", tolerance, zero=True)
-    checks.coefficient("save_seconds", save_seconds)
-    checks.whole_number("keep", keep, 1)
-    if patience is not None:
-        checks.whole_number("patience", patience, 1)
-    if save_every is not None:
-        checks.whole_number("save_every", save_every, 1)
-    known = [*FIXED, *measures]
-    if watch not in known:
-        raise ValueError(f"watch must name a metric, one of {known}, got {watch!r}")
-    if resume and checkpoint is None:
-        raise ValueError("resume needs the directory of the checkpoints, got checkpoint=None")

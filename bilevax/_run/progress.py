@@ -5,9 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol
-
-Choice = Literal["auto", "bar", "lines"]
+from typing import Any, Protocol
 
 
 class Progress(Protocol):
@@ -87,7 +85,7 @@ def describe(metrics: Mapping[str, float]) -> str:
     return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
 
-def make_progress(choice: Choice | Progress | None, total: int) -> Progress:
+def make_progress(choice: str | Progress | None, total: int) -> Progress:
     """The progress display of a run of `total` steps."""
     if choice is None:
         return Silent()
@@ -102,6 +100,6 @@ def make_progress(choice: Choice | Progress | None, total: int) -> Progress:
         return Bar(total)
     if choice == "lines":
         return Lines(total)
-    if hasattr(choice, "update"):
+    if not isinstance(choice, str) and hasattr(choice, "update"):
         return choice
     raise ValueError(f"progress must be 'auto', 'bar', 'lines', None or a Progress, got {choice!r}")

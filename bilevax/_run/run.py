@@ -11,19 +11,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from bilevax._problem.problem import Problem
-from bilevax._run.checkpoint import Checkpoints
+from bilevax._run.checkpoint_store import CheckpointStore
 from bilevax._run.chunks import compiled_chunk, sizes
 from bilevax._run.divergence import describe
 from bilevax._run.history import History
 from bilevax._run.interrupts import Interrupts
 from bilevax._run.outcome import Outcome
 from bilevax._run.sharding import Shards
+from bilevax._run.stop import Stop
 from bilevax._step.oracles import Oracles
 from bilevax._step.state import State
 from bilevax._util import processes
 from bilevax._util.trees import PyTree
+from bilevax.solvers.base import AbstractSolver
 
-_CHUNK_SECONDS = 0.5  # a compiled chunk lasts about this long: so soon are signals and clocks looked at
+_CHUNK_SECONDS = 0.5  # about how long a compiled chunk lasts, and how soon signals and clocks are noticed
 _FIRST_CHUNK = 8
 FIXED = ("objective", "gradient_norm", "lower_residual", "inverse_residual")  # measured in any run
 
@@ -79,24 +81,38 @@ class Result:
 class Run:
     """What changes while a run goes on."""
 
-    def __init__(self, state: State, best: tuple[PyTree, PyTree] | None, shards: Shards | None = None):
+    def __init__(
+        self,
+        solver: AbstractSolver,
+        problem: Problem,
+        state: State,
+        shards: Shards | None = None,
+        keep_best: bool = False,
+    ):
+        self.inputs = (solver, problem)
         self.state, self.history, self.shards = state, History(), shards
         self.done, self.running, self.compile_seconds = 0, 0.0, 0.0
         self.total, self.counted = (0.0, 0.0), 0  # of f, since the last entry
         self.chunk = _FIRST_CHUNK
         self.failed = ""
-        self.best_iterate, self.best_value, self.best_step, self.stale = best, np.inf, 0, 0
+        self.best_iterate = jax.tree.map(jnp.copy, (state.x, state.y)) if keep_best else None
+        self.best_value, self.best_step, self.stale = np.inf, 0, 0
 
     @property
     def speed(self) -> float:
         """Steps per second."""
         return self.done / self.running if self.running else 0.0
 
-    def advance(self, inputs: Any, boundary: int) -> None:
+    def compile(self) -> None:
+        """Compiles the chunk, by taking no step."""
+        self.state, _ = compiled_chunk(self.inputs, self.state, 0, shards=self.shards)
+        jax.block_until_ready(self.state)
+
+    def advance(self, boundary: int) -> None:
         """Takes a chunk of steps, at most up to a boundary."""
         tick, before = time.perf_counter(), self.done
         count = min(self.chunk, boundary - self.done)
-        state, total = compiled_chunk(inputs, self.state, count, self.total, self.shards)
+        state, total = compiled_chunk(self.inputs, self.state, count, self.total, self.shards)
         self.total = (float(total.high), float(total.low))
         self.state, self.done = state, int(state.step)
         self.counted += self.done - before
@@ -107,7 +123,7 @@ class Run:
         if not np.isfinite(self.total[0]):
             self.failed = describe(self.state, before, self.done)
 
-    def measure(self, problem: Problem, measures: dict[str, Any], watch: str) -> dict[str, float]:
+    def measure(self, measures: dict[str, Any], watch: str) -> dict[str, float]:
         """A new entry of the history."""
         size = sizes(self.state)
         entry = {
@@ -119,7 +135,7 @@ class Run:
             "inverse_residual": float(size.inverse_residual),
         }
         for name, measure in measures.items():
-            value = measure(problem, self.state)
+            value = measure(self.inputs[1], self.state)
             if np.shape(value) != ():
                 raise TypeError(f"metrics[{name!r}] must give one number, got shape {np.shape(value)}")
             entry[name] = float(value)
@@ -132,26 +148,18 @@ class Run:
                 self.best_value, self.best_step, self.stale = entry[watch], self.done, 0
         return entry
 
-    def outcome(
-        self,
-        steps: int,
-        seconds: float | None,
-        tolerance: float | None,
-        patience: int | None,
-        began: float,
-        interrupts: Interrupts,
-    ) -> Outcome | None:
-        """Why to stop now; None to go on."""
+    def outcome(self, steps: int, stop: Stop, began: float, interrupts: Interrupts) -> Outcome | None:
+        """Why to stop now; None to continue."""
         entries = self.history.entries
         if self.failed:
             return Outcome.DIVERGED
-        if tolerance is not None and entries and entries[-1]["gradient_norm"] <= tolerance:
+        if stop.tolerance is not None and entries and entries[-1]["gradient_norm"] <= stop.tolerance:
             return Outcome.CONVERGED
-        if patience is not None and self.stale >= patience:
+        if stop.patience is not None and self.stale >= stop.patience:
             return Outcome.PATIENCE
         if self.done >= steps:
             return Outcome.FINISHED
-        late = seconds is not None and time.monotonic() - began >= seconds
+        late = stop.seconds is not None and time.monotonic() - began >= stop.seconds
         interrupted, late = self.agreed(interrupts.caught is not None, late)
         if interrupted:
             return Outcome.INTERRUPTED
@@ -162,7 +170,7 @@ class Run:
         several = self.shards is not None and self.shards.several_processes
         return processes.agreed(list(numbers)) if several else list(numbers)
 
-    def save(self, store: Checkpoints) -> None:
+    def save(self, store: CheckpointStore) -> None:
         """Starts to write a checkpoint of everything."""
         notes = {
             "history": self.history.entries,
@@ -173,7 +181,7 @@ class Run:
         }
         store.save(self.state, self.best_iterate, notes)
 
-    def continue_from(self, store: Checkpoints) -> None:
+    def continue_from(self, store: CheckpointStore) -> None:
         """Takes up the latest checkpoint, if there is one."""
         saved = store.restore(self.state, self.best_iterate)
         if saved is None:

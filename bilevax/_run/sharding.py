@@ -14,7 +14,6 @@ from typing import Any
 
 import equinox as eqx
 import jax
-from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bilevax._problem.problem import Problem
@@ -23,6 +22,7 @@ from bilevax._problem.sampling import Sampler
 from bilevax._step.state import State
 from bilevax._util import processes
 from bilevax._util.trees import PyTree
+from bilevax.solvers.base import AbstractSolver
 
 AXIS = "blocks"
 EVERYWHERE, SPLIT = PartitionSpec(), PartitionSpec(AXIS)
@@ -50,18 +50,17 @@ class Shards:
         return not self.several_processes or jax.process_index() == 0
 
     def check(
-        self, solver: Any, problem: Problem, x0: PyTree, y0: PyTree, key: Array, plan: dict[str, Any]
+        self, solver: AbstractSolver, problem: Problem, x0: PyTree, y0: PyTree, sampler: Sampler
     ) -> None:
-        """Raises if these devices cannot share the problem's blocks, or the solver does not know how to."""
-        method = getattr(solver, "solver", solver)
-        if not getattr(method, "distributed", False):
+        """Raises if these devices cannot share the problem's blocks, or the solver does not support it."""
+        if not solver.distributed:
             raise TypeError(
-                f"mesh: {type(method).__name__} cannot run on several devices: its step does not average "
-                "over them (a class whose step does says distributed = True)"
+                f"mesh: {type(solver).__name__} cannot run on several devices: its step does not average "
+                "over them (a class whose step does sets distributed = True)"
             )
-        if (plan["strata"] or 1) % self.devices:
+        if (sampler.strata or 1) % self.devices:
             raise ValueError(
-                f"strata must be divisible by the devices of the mesh, got {plan['strata'] or 1} strata on "
+                f"strata must be divisible by the devices of the mesh, got {sampler.strata or 1} strata on "
                 f"{self.devices} devices"
             )
         for name, level in problem.levels.items():
@@ -70,8 +69,8 @@ class Shards:
                     f"mesh: the lower level {name!r} has slots of its own, which are not split over devices: "
                     "only levels with one slot per block are"
                 )
-        # Errors of shape, in the numbers of the whole problem.
-        eqx.filter_eval_shape(solver.init, problem, x0, y0, key=key, **plan)
+        # Errors of shape, in terms of the whole problem.
+        eqx.filter_eval_shape(solver.start, problem, x0, y0, sampler)
 
     def spread(self, problem: Problem) -> Problem:
         """The problem with its rows laid out for the devices."""
@@ -88,11 +87,9 @@ class Shards:
             lambda leaf, spec: processes.put(leaf, self._sharding(spec)), problem, _specs(problem)
         )
 
-    def place_start(self, x0: PyTree, y0: PyTree, key: Array) -> tuple[PyTree, PyTree, Array]:
-        """x0, y0 and the key where they belong."""
-        data = self._put(jax.random.key_data(key), EVERYWHERE)
-        key = jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
-        return self._put(x0, EVERYWHERE), self._put(y0, SPLIT), key
+    def place_start(self, x0: PyTree, y0: PyTree, sampler: Sampler) -> tuple[PyTree, PyTree, Sampler]:
+        """x0, y0 and the sampler where they belong."""
+        return self._put(x0, EVERYWHERE), self._put(y0, SPLIT), self._put(sampler, EVERYWHERE)
 
     def like(self, state: State) -> State:
         """For each array of a state, where it belongs."""
@@ -100,24 +97,23 @@ class Shards:
         rest = jax.tree.map(lambda _: self._sharding(EVERYWHERE), dataclasses.replace(state, levels={}))
         return dataclasses.replace(rest, levels=levels)
 
-    def init(
-        self, solver: Any, problem: Problem, x0: PyTree, y0: PyTree, key: Array, plan: dict[str, Any]
+    def start(
+        self, solver: AbstractSolver, problem: Problem, x0: PyTree, y0: PyTree, sampler: Sampler
     ) -> State:
-        """`solver.init`, each device on its share."""
-        shared = ("blocks_per_step", "strata")
-        plan = plan | {name: plan[name] and plan[name] // self.devices for name in shared}
+        """`solver.start`, each device on its share."""
 
-        def of_share(solver: Any, problem: Problem, x0: PyTree, y0: PyTree, key: Array) -> Any:
-            return _split(self._whole(solver.init(problem, x0, y0, key=key, **plan)))
+        def of_share(solver: Any, problem: Problem, x0: PyTree, y0: PyTree, sampler: Sampler) -> Any:
+            return _split(self._whole(solver.start(problem, x0, y0, self._share(sampler))))
 
         specs = (EVERYWHERE, SPLIT, EVERYWHERE)
-        levels, rest = self._on_each(of_share, specs, (SPLIT, EVERYWHERE))(solver, problem, x0, y0, key)
+        on_each = self._on_each(of_share, specs, (SPLIT, EVERYWHERE))
+        levels, rest = on_each(solver, problem, x0, y0, sampler)
         return dataclasses.replace(rest, levels=levels)
 
     def advance(
         self,
         loop: Callable[..., tuple[State, Any]],
-        solver: Any,
+        solver: AbstractSolver,
         problem: Problem,
         state: State,
         *numbers: Any,

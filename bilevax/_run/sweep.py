@@ -7,7 +7,7 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -16,13 +16,12 @@ import numpy as np
 from jax import Array
 
 from bilevax._problem.problem import Problem
-from bilevax._problem.sampling import make_sampler
-from bilevax._run.progress import Choice, Progress, make_progress
+from bilevax._problem.sampling import Sampling, as_sampling
+from bilevax._run.progress import Progress, make_progress
 from bilevax._step.state import State
 from bilevax._util import checks
 from bilevax._util.trees import PyTree, norm
-from bilevax.solvers.inputs import check_coefficients
-from bilevax.solvers.restart import Restart
+from bilevax.solvers.base import AbstractSolver
 
 Settings = dict[str, np.ndarray]
 
@@ -85,37 +84,35 @@ class Sweep:
 
 def sweep(
     problem: Problem | Sequence[Problem],
-    make: Callable[..., Any],
-    settings: Mapping[str, Sequence[float]],
     x0: PyTree,
     y0: PyTree = None,
     *,
+    solver: Callable[..., AbstractSolver],
+    settings: Mapping[str, Sequence[float]],
     steps: int,
     keys: Array,
+    sampling: Sampling | None = None,
     blocks_per_step: int | None = None,
     batch_size: int | None = None,
-    shuffle: bool = True,
-    initial_batch_size: int | Literal["all"] | None = None,
     metrics: Mapping[str, Callable[[Problem, State], Any]] | None = None,
     every: int | None = None,
-    progress: Choice | Progress | None = "auto",
+    progress: str | Progress | None = "auto",
 ) -> Sweep:
     """Runs a method with many settings and seeds at once: one vmapped program, one compilation.
 
     Args:
       problem: what to solve; or one problem per seed, all of the same shapes.
-      make: the solver of a setting, `make(**setting)`: `bx.BSVRBv2`, or a function that builds one with an
-        optax transformation, a schedule or fixed arguments. Called with traced numbers.
-      settings: equally long columns by name; see `grid`.
       x0: where x starts.
       y0: where the lower variables start; see `minimize`.
+      solver: makes the solver of a setting, `solver(**setting)`: `bx.BSVRBv2`, or a function that builds one
+        with an optax transformation, a schedule or fixed arguments. It is called with traced values.
+      settings: equally long columns by name; see `grid`.
       steps: how many steps every run takes.
       keys: an array of random keys, one per seed.
-      blocks_per_step: I, the blocks a step visits; None visits all of them.
-      batch_size: B, the rows per visited block; None takes all of them.
-      shuffle: blocks in shuffled epochs if True, else drawn anew in each step.
-      initial_batch_size: rows per block of the first estimators; see `BSVRBv2.init`.
-      metrics: functions of (problem, state) that JAX can trace; each gives one number.
+      sampling: how blocks and rows are drawn.
+      blocks_per_step: I, the blocks a step visits, as in `Sampling`, for short.
+      batch_size: B, the rows per visited block, as in `Sampling`, for short.
+      metrics: functions of (problem, state) that JAX can trace; each returns one number.
       every: steps between two entries of the history; left out, a hundredth of the run.
       progress: as in `minimize`; the metrics shown are the best of all settings.
 
@@ -130,8 +127,9 @@ def sweep(
       ...     blocks=jnp.arange(8.0).reshape(4, 2),
       ... )
       >>> found = bx.sweep(
-      ...     problem, bx.BSVRBv2, bx.grid(upper_step=[0.001, 0.1]), jnp.zeros(2), jnp.zeros((4, 2)),
-      ...     steps=200, keys=jax.random.split(jax.random.key(0), 3), progress=None,
+      ...     problem, jnp.zeros(2), jnp.zeros((4, 2)),
+      ...     solver=bx.BSVRBv2, settings=bx.grid(upper_step=[0.001, 0.1]), steps=200,
+      ...     keys=jax.random.split(jax.random.key(0), 3), progress=None,
       ... )
       >>> found.history["objective"].shape
       (2, 3, 100)
@@ -146,20 +144,20 @@ def sweep(
     seeds = np.shape(keys)[0] if np.ndim(keys) == 1 and jnp.issubdtype(keys.dtype, jax.dtypes.prng_key) else 0
     if not seeds:
         raise ValueError("keys must be an array of random keys, such as jax.random.split(key, 5)")
-    plan = {"blocks_per_step": blocks_per_step, "batch_size": batch_size, "shuffle": shuffle}
+    sampling = as_sampling(sampling, blocks_per_step, batch_size)
     many = not isinstance(problem, Problem)
     problems = list(problem) if many else [problem]
     if many and len(problems) != seeds:
         raise ValueError(f"problem must be one problem or one per key, got {len(problems)} for {seeds} keys")
+    sampler = sampling.sampler(problems[0], keys[0])
     for row in range(count):
-        solver = make(**{name: column[row].item() for name, column in columns.items()})
-        checks.solver(solver)
-        plain = solver.solver if isinstance(solver, Restart) else solver
-        check_coefficients(plain, problems[0], make_sampler(problems[0], keys[0], **plan))
+        made = solver(**{name: column[row].item() for name, column in columns.items()})
+        checks.solver(made, AbstractSolver)
+        made.check(problems[0], sampler)
     stacked = _stack(problems) if many else problem
     display = make_progress(progress, steps)
 
-    batch = _batch(make, plan | {"initial_batch_size": initial_batch_size}, dict(metrics or {}), many)
+    batch = _batch(solver, sampling, dict(metrics or {}), many)
     numbers = {name: jnp.asarray(column, float) for name, column in columns.items()}
     states = jax.block_until_ready(batch.start(stacked, numbers, x0, y0, keys))
     states, _, _ = jax.block_until_ready(batch.advance(stacked, numbers, states, 0))
@@ -185,9 +183,11 @@ def sweep(
 _all_y = jax.jit(jax.vmap(jax.vmap(lambda state: state.y)))
 
 
-def _batch(make: Callable[..., Any], plan: dict[str, Any], metrics: dict[str, Any], many: bool) -> _Batch:
+def _batch(
+    make: Callable[..., AbstractSolver], sampling: Sampling, metrics: dict[str, Any], many: bool
+) -> _Batch:
     """The compiled parts: those of an earlier sweep of the same functions, if there was one."""
-    parts = (make, tuple(plan.items()), tuple(metrics.items()), many)
+    parts = (make, sampling, tuple(metrics.items()), many)
     try:
         return _known_batch(*parts)
     except TypeError:  # a function that cannot be hashed
@@ -199,15 +199,15 @@ class _Batch:
 
     def __init__(
         self,
-        make: Callable[..., Any],
-        sampling: tuple[tuple[str, Any], ...],
+        make: Callable[..., AbstractSolver],
+        sampling: Sampling,
         measures: tuple[tuple[str, Any], ...],
         many: bool,
     ) -> None:
-        plan, metrics, over = dict(sampling), dict(measures), 0 if many else None
+        metrics, over = dict(measures), 0 if many else None
 
         def start(problem: Problem, numbers: Any, x0: PyTree, y0: PyTree, key: Array) -> State:
-            return make(**numbers).init(problem, x0, y0, key=key, **plan)
+            return make(**numbers).start(problem, x0, y0, sampling.sampler(problem, key))
 
         def advance(problem: Problem, numbers: Any, state: State, steps: Array) -> Any:
             solver = make(**numbers)

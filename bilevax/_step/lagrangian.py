@@ -13,6 +13,7 @@ Summed over the sampled blocks, one reverse pass gives all three without a per-b
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -21,16 +22,16 @@ import jax.numpy as jnp
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from bilevax._problem.levels import Argmin
 from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import Sample
-from bilevax._util.trees import combine
+from bilevax._problem.view import BlockView, each_block
+from bilevax._util.trees import PyTree, combine
 
-PyTree = Any
+Scalar = Callable[[BlockView, dict[str, PyTree], dict[str, PyTree]], tuple[Array, Array]]
 
 
 class Point(eqx.Module):
-    """Where ℓ is taken: x, and per level the sampled slots' y (leading axis: sampled blocks)."""
+    """Where ℓ is evaluated: x, and per level the sampled slots' y (leading axis: sampled blocks)."""
 
     x: PyTree
     y: dict[str, PyTree]
@@ -48,33 +49,43 @@ class Gradients(eqx.Module):
     objective: Array
 
 
-def gradients(
-    problem: Problem, point: Point, v: dict[str, PyTree], sample: Sample, sign: Any = 1.0
-) -> Gradients:
-    """The three gradients at a point, on a sample; that by x times a sign.
+def lagrangian(view: BlockView, y: dict[str, PyTree], v: dict[str, PyTree]) -> tuple[Array, Array]:
+    """ℓ of one block, and its f."""
+    f = view.f(y)
+    return sum((view.term(name, y[name], v[name]) for name in v), f), f
 
-    Where a batch looks at few of the numbers of x, its gradient is a sum into zeros, which the compiler turns
-    into a sum into whatever it is added to: no pass over x. It does so only if the gradient comes with its
-    sign, and divided by the number of blocks. The gradients by y and v are put right afterwards. (They would
-    lose by it in less than 32 bits: there the gradient by x is divided afterwards.)
+
+def gradients(
+    problem: Problem,
+    point: Point,
+    v: dict[str, PyTree],
+    sample: Sample,
+    sign: Any = 1.0,
+    scalar: Scalar = lagrangian,
+) -> Gradients:
+    """The three gradients of a scalar at a point, on a sample.
+
+    Where a batch reads few entries of x, the gradient by x is a sum into zeros, and the compiler turns it
+    into a sum into whatever it is added to: no pass over x. It does so only if the gradient already has its
+    sign and is divided by the number of blocks. So ℓ is scaled first, and the gradients by y and v are scaled
+    back. (In less than 32 bits they would lose precision: there the gradient by x is scaled afterwards.)
+
+    Args:
+      problem: the problem.
+      point: x and y.
+      v: the multipliers, per level.
+      sample: the blocks and their rows.
+      sign: the gradient by x is multiplied by this.
+      scalar: what to differentiate: a function of (view, y, v) that returns ℓ and f of one block.
     """
     blocks, sign = sample.blocks.shape[0], jnp.asarray(sign)
     narrow = any(leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves((point, v)))
     share = sign / blocks
 
-    def one(x: Any, y: Any, v: Any, constants: Any, upper: Any, lower: Any) -> tuple[Array, Array]:
-        x = problem.see(x, constants, lower)
-        f = problem.upper_value(x, y, constants, upper.rows, upper.weight)
-        terms = [
-            level.pairing(x, y[name], v[name], constants, lower[name].rows, lower[name].weight)
-            for name, level in problem.levels.items()
-        ]
-        return sum(terms, f), f
-
     def total(x: Any, y: Any, v: Any) -> tuple[Array, Array]:
-        scalars, f = over_blocks(one, sample)(x, y, v, sample.constants, sample.upper, sample.lower)
-        scalar = jnp.sum(scalars)
-        return scalar if narrow else share.astype(scalar.dtype) * scalar, jnp.mean(f)
+        scalars, f = each_block(problem, x, sample, scalar, y, v)
+        whole = jnp.sum(scalars)
+        return whole if narrow else share.astype(whole.dtype) * whole, jnp.mean(f)
 
     (by_x, by_y, by_v), f = jax.grad(total, argnums=(0, 1, 2), has_aux=True)(point.x, point.y, v)
     if narrow:
@@ -87,31 +98,17 @@ def gradients(
 def upper_gradients(problem: Problem, point: Point, sample: Sample) -> dict[str, PyTree]:
     """∇_y f_i per sampled block."""
 
-    def one(x: Any, y: Any, _: Any, constants: Any, upper: Any, lower: Any) -> Array:
-        return problem.upper_value(x, y, constants, upper.rows, upper.weight)
+    def total(y: dict[str, PyTree]) -> Array:
+        return jnp.sum(each_block(problem, point.x, sample, lambda view, y: view.f(y), y))
 
-    rows = (sample.constants, sample.upper, sample.lower)
-    return jax.grad(lambda y: jnp.sum(over_blocks(one, sample)(point.x, y, y, *rows)))(point.y)
+    return jax.grad(total)(point.y)
 
 
 def hessians(problem: Problem, name: str, point: Point, sample: Sample) -> Array:
     """∇²_yy g_i of one argmin level, per sampled block, as matrices over the flattened y."""
-    level = problem.levels[name]
-    assert isinstance(level, Argmin)
 
-    def one(x: Any, y: Any, _: Any, constants: Any, upper: Any, lower: Any) -> Array:
+    def one(view: BlockView, y: PyTree) -> Array:
         flat, unflatten = ravel_pytree(y)
+        return jax.jacfwd(jax.grad(lambda flat: view.g(name, unflatten(flat))))(flat)
 
-        def value(flat: Array) -> Array:
-            return level.value(x, unflatten(flat), constants, lower[name].rows, lower[name].weight)
-
-        return jax.jacfwd(jax.grad(value))(flat)
-
-    rows = (sample.constants, sample.upper, sample.lower)
-    return over_blocks(one, sample)(point.x, point.y[name], point.y[name], *rows)
-
-
-def over_blocks(function: Any, sample: Sample) -> Any:
-    """vmap over the sampled blocks of function(x, y, v, constants, upper batch, lower batches)."""
-    lower = {name: batch.axis for name, batch in sample.lower.items()}
-    return jax.vmap(function, in_axes=(None, 0, 0, 0, sample.upper.axis, lower))
+    return each_block(problem, point.x, sample, one, point.y[name])

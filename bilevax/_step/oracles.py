@@ -1,10 +1,8 @@
-"""What a run has asked of f and g: gradients, products with second derivatives, rows."""
+"""How often a run has called f and g: gradients, products with second derivatives, rows."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from typing import Any
 
 from bilevax._problem.problem import Problem
 from bilevax._problem.rows import PerBlock, Rows, Shared
@@ -37,40 +35,15 @@ class Oracles:
         return dataclasses.astuple(self)
 
 
-def count_oracles(
-    problem: Problem, solver: Any, sampler: Sampler, steps: int, first_rows: int | None
-) -> Oracles | None:
-    """What a run has asked for after some steps, its first pass included.
-
-    The estimate of L_g, made once where a step was left out, is not counted.
-
-    Args:
-      problem: the problem.
-      solver: the solver; one that does not say what it asks for (`oracles`) is not counted.
-      sampler: the plan of sampling.
-      steps: the steps taken.
-      first_rows: rows per block of the first pass; None for all of them, 0 for no pass.
-    """
-    method = getattr(solver, "solver", solver)
-    if not hasattr(method, "oracles"):
-        return None
-    count = getattr(method, "count_oracles", functools.partial(count_visits, method))
-    return count(problem, sampler, steps, first_rows)
-
-
-def count_visits(
-    method: Any, problem: Problem, sampler: Sampler, steps: int, first_rows: int | None
-) -> Oracles:
-    """The visits of a method that looks at all blocks first, and at I of them in a step."""
+def count_steps(per_visit: Oracles, problem: Problem, sampler: Sampler, steps: int) -> Oracles:
+    """The calls of some steps, each of which visits I blocks."""
     visits = steps * sampler.per_step
-    total = method.oracles(problem) * visits + count_rows(problem, sampler.batch_size, visits)
-    return total if first_rows == 0 else total + count_pass(method, problem, first_rows)
+    return per_visit * visits + count_rows(problem, sampler.batch_size, visits)
 
 
-def count_pass(method: Any, problem: Problem, rows: int | None) -> Oracles:
-    """A look at all blocks, at one point, on so many rows or (None) all of them."""
-    points = 2 if getattr(method, "corrected", True) else 1
-    return method.oracles(problem) * (problem.count / points) + count_rows(problem, rows, problem.count)
+def count_pass(per_block: Oracles, problem: Problem, rows: int | None) -> Oracles:
+    """The calls of one pass over all blocks, on that many rows or (None) all of them."""
+    return per_block * problem.count + count_rows(problem, rows, problem.count)
 
 
 def count_rows(problem: Problem, size: int | None, visits: int) -> Oracles:

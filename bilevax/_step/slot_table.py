@@ -48,6 +48,20 @@ class SlotTable(eqx.Module):
         return jax.tree.map(self._read, self._places)
 
     @property
+    def slots(self) -> int:
+        """How many slots there are."""
+        return jax.tree.leaves((self.tables, self.apart))[0].shape[0]
+
+    def parts(self) -> list[tuple[str, Any]]:
+        """See `Memory.parts`."""
+        return self.memory.parts()
+
+    @property
+    def lazy(self) -> set[str]:
+        """See `Memory.lazy`."""
+        return self.memory.lazy
+
+    @property
     def y(self) -> Any:
         return self._part("y")
 

@@ -52,6 +52,20 @@ class Memory(eqx.Module):
     previous: PyTree = None
     visit: Array | None = None
 
+    def parts(self) -> list[tuple[str, PyTree]]:
+        """The stored quantities by their letters, causes before effects."""
+        if not isinstance(self.y, Moving):
+            return [("mean", self.y)]
+        parts: list[tuple[str, PyTree]] = [("s", self.y.slope), ("y", self.y.value)]
+        parts += [("H", self.hessian)] if self.hessian is not None else []
+        return parts + ([("u", self.v.slope), ("v", self.v.value)] if self.v is not None else [])
+
+    @property
+    def lazy(self) -> set[str]:
+        """The letters of the variables that move between visits."""
+        variables = {"y": self.y, "v": self.v}
+        return {n for n, one in variables.items() if isinstance(one, Moving) and one.stamp is not None}
+
 
 def gather(memory: PyTree, slots: Array) -> PyTree:
     """The slots' rows of every array; one slot's row is cut out, the row of a single slot is all there is."""

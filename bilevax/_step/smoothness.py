@@ -1,18 +1,19 @@
-"""Estimates of L_g and λ, the extreme curvatures of the lower problems, for what a user leaves out."""
+"""Estimates of L_g and λ, the extreme curvatures of the lower problems, where a user leaves them out."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax._problem.levels import Argmin
 from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import POWER, Sample, Sampler, permuted
 from bilevax._problem.stream import Stream
-from bilevax._step.lagrangian import Point, hessians, over_blocks
+from bilevax._problem.view import BlockView, each_block
+from bilevax._step.lagrangian import Point, hessians
 from bilevax._step.linear_algebra import one_by_one
 from bilevax._step.slots import gather
 from bilevax._util.trees import norm
@@ -44,35 +45,30 @@ def estimate_smoothness(
     keys = jax.random.split(jax.random.key(0), here * sampler.devices)[first + jnp.arange(here)]
     out = {}
     for name, level in problem.levels.items():
-        if not isinstance(level, Argmin):
-            continue
-
-        def largest(
-            x: Any, y: Any, key: Any, constants: Any, upper: Any, lower: Any, name=name, level=level
-        ) -> Array:
-            def gradient(y: PyTree) -> PyTree:
-                return jax.grad(lambda y: level.value(x, y, constants, lower[name].rows, lower[name].weight))(
-                    y
-                )
-
-            def iterate(_: Any, carry: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
-                v, _size = carry
-                image = jax.jvp(gradient, (y,), (v,))[1]
-                size = norm(image)
-                return jax.tree.map(lambda a: a / jnp.where(size > 0, size, 1).astype(a.dtype), image), size
-
-            leaves, structure = jax.tree.flatten(y)
-            parts = jax.random.split(key, len(leaves))
-            start = [jax.random.normal(k, a.shape, a.dtype) for k, a in zip(parts, leaves, strict=True)]
-            start = jax.tree.unflatten(structure, start)
-            start = jax.tree.map(lambda a: a / norm(start).astype(a.dtype), start)
-            return jax.lax.fori_loop(0, _PASSES, iterate, (start, jnp.zeros((), norm(start).dtype)))[1]
-
-        rows = gather(y[name], sample.slots[name])
-        sizes = over_blocks(largest, sample)(x, rows, keys, sample.constants, sample.upper, sample.lower)
-        worst = sampler.largest(jnp.max(sizes))
-        out[name] = jnp.where(worst > 0, worst, 1)
+        if level.has_hessian:
+            rows = gather(y[name], sample.slots[name])
+            look = functools.partial(_largest_curvature, name)
+            worst = sampler.largest(jnp.max(each_block(problem, x, sample, look, rows, keys)))
+            out[name] = jnp.where(worst > 0, worst, 1)
     return out
+
+
+def _largest_curvature(name: str, view: BlockView, y: PyTree, key: Array) -> Array:
+    """The largest eigenvalue, by size, of one block's ∇²_yy g: a power iteration."""
+    gradient = jax.grad(lambda y: view.g(name, y))
+
+    def iterate(_: Any, carry: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
+        v, _size = carry
+        image = jax.jvp(gradient, (y,), (v,))[1]
+        size = norm(image)
+        return jax.tree.map(lambda a: a / jnp.where(size > 0, size, 1).astype(a.dtype), image), size
+
+    leaves, structure = jax.tree.flatten(y)
+    parts = jax.random.split(key, len(leaves))
+    start = [jax.random.normal(k, a.shape, a.dtype) for k, a in zip(parts, leaves, strict=True)]
+    start = jax.tree.unflatten(structure, start)
+    start = jax.tree.map(lambda a: a / norm(start).astype(a.dtype), start)
+    return jax.lax.fori_loop(0, _PASSES, iterate, (start, jnp.zeros((), norm(start).dtype)))[1]
 
 
 def estimate_floor(

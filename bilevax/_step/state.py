@@ -1,4 +1,4 @@
-"""What a run carries from step to step, and what a step tells about itself."""
+"""What a run carries from step to step, and what a step reports."""
 
 from __future__ import annotations
 
@@ -45,6 +45,8 @@ class State(eqx.Module):
       floors: the floors of the tracked Hessians, where they were left out.
       sampler: the plan of sampling.
       store: the stored gradients of a method that keeps them; else None.
+      named: whether the lower levels have names.
+      multipliers: the levels whose stored v is [∇²_yy g]⁻¹ ∇_y f.
     """
 
     step: Array
@@ -58,6 +60,7 @@ class State(eqx.Module):
     floors: dict[str, Array]
     sampler: Sampler
     named: bool = eqx.field(static=True)
+    multipliers: tuple[str, ...] = eqx.field(static=True, default=())
     store: PyTree = None
 
     @property
@@ -73,7 +76,7 @@ class State(eqx.Module):
     @property
     def y(self) -> PyTree:
         """The lower variables, all caught up with the present step."""
-        return self._view({name: _current(self, name, "y") for name in self.levels})
+        return self._view({n: _current_y(memory, self.clocks[n]) for n, memory in self.levels.items()})
 
     @property
     def v(self) -> PyTree:
@@ -81,18 +84,22 @@ class State(eqx.Module):
 
         Its projection onto the ball of `radius` is applied when a slot is next visited.
         """
-        return self._view({name: _current(self, name, "v") for name in self.levels})
+        tracked = {n: _current_v(self.levels[n], self.clocks[n]) for n in self.multipliers}
+        return self._view({name: tracked.get(name) for name in self.levels})
 
     def _view(self, by_level: dict[str, PyTree]) -> PyTree:
         return by_level if self.named else next(iter(by_level.values()))
 
 
-@eqx.filter_jit  # one pass over the memory, without arrays in between
-def _current(state: State, name: str, letter: str) -> PyTree:
-    variable = getattr(state.levels[name], letter, None)
-    if not isinstance(variable, Moving):
-        return variable
-    return variable.at(getattr(state.clocks[name], letter).now)
+# Compiled: one pass over the memory, without arrays in between.
+@eqx.filter_jit
+def _current_y(memory: Any, clocks: Clocks) -> PyTree:
+    return memory.y.at(clocks.y.now) if isinstance(memory.y, Moving) else memory.y
+
+
+@eqx.filter_jit
+def _current_v(memory: Any, clocks: Clocks) -> PyTree:
+    return memory.v.at(clocks.v.now)
 
 
 class Info(eqx.Module):

@@ -22,10 +22,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from bilevax._problem.groups import Drawn
-from bilevax._problem.levels import Argmin
 from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import Sample
-from bilevax._step.lagrangian import Point, over_blocks
+from bilevax._problem.view import BlockView, each_block
+from bilevax._step.lagrangian import Point
 from bilevax._step.ordering import after, read_once
 from bilevax._step.slots import gather, scatter
 from bilevax._util.trees import PyTree, spread
@@ -106,12 +106,13 @@ def blank_part(like: Slopes, blocks: int, most: int) -> Part:
 def upper_slopes(problem: Problem, point: Point, sample: Sample, by_x: bool) -> tuple[Slopes, Array]:
     """The gradients of f by y and (`by_x`) by x, per block, and the mean of f over the blocks."""
 
-    def one(y: Any, x: Any, constants: Any, upper: Any) -> Array:
-        return problem.upper_value(x, y, constants, upper.rows, upper.weight)
+    def one(view: BlockView, y: dict[str, PyTree]) -> tuple[Array, Any]:
+        def f(y: dict[str, PyTree], x: PyTree) -> Array:
+            return view.at(x).f(y)
 
-    axes = (0, None, 0, sample.upper.axis)
-    slopes = jax.vmap(jax.value_and_grad(one, argnums=(0, 1) if by_x else 0), in_axes=axes)
-    value, found = slopes(point.y, point.x, sample.constants, sample.upper)
+        return jax.value_and_grad(f, argnums=(0, 1) if by_x else 0)(y, point.x)
+
+    value, found = each_block(problem, point.x, sample, one, point.y)
     by_y, by_x_too = found if by_x else (found, None)
     return Slopes(by_x_too, by_y, {}), jnp.mean(value)
 
@@ -121,52 +122,37 @@ def lower_slopes(
 ) -> Slopes:
     """The gradients of the terms of some lower levels, per block."""
 
-    def one(y: Any, v: Any, x: Any, constants: Any, lower: Any) -> Array:
-        terms = [
-            problem.levels[n].pairing(x, y[n], v[n], constants, lower[n].rows, lower[n].weight) for n in names
-        ]
-        return sum(terms[1:], terms[0])
+    def one(view: BlockView, y: dict[str, PyTree], v: dict[str, PyTree]) -> Any:
+        def term(y: dict[str, PyTree], v: dict[str, PyTree], x: PyTree) -> Array:
+            return _terms(view.at(x), y, v)
 
-    lower = {name: sample.lower[name] for name in names}
-    axes = (0, 0, None, 0, {name: batch.axis for name, batch in lower.items()})
-    slopes = jax.vmap(jax.grad(one, argnums=(0, 1, 2) if by_x else (0, 1)), in_axes=axes)
-    y = {name: point.y[name] for name in names}
-    by_y, by_v, *by_x_too = slopes(y, {n: v[n] for n in names}, point.x, sample.constants, lower)
-    # ⟨v, c(x)⟩, the term of a mean level, does not contain y.
-    by_y = {name: one for name, one in by_y.items() if isinstance(problem.levels[name], Argmin)}
+        return jax.grad(term, argnums=(0, 1, 2) if by_x else (0, 1))(y, v, point.x)
+
+    ours = [{name: tree[name] for name in names} for tree in (point.y, v)]
+    by_y, by_v, *by_x_too = each_block(problem, point.x, sample, one, *ours)
+    # The term of a level without a Hessian, ⟨v, c(x)⟩, does not contain y.
+    by_y = {name: one for name, one in by_y.items() if problem.levels[name].has_hessian}
     return Slopes(by_x_too[0] if by_x else None, by_y, by_v)
 
 
 def upper_sees_x(problem: Problem, point: Point, sample: Sample) -> bool:
-    """Whether f looks at x at all."""
-
-    def values(x: PyTree) -> Array:
-        def one(x: Any, y: Any, _: Any, constants: Any, upper: Any, lower: Any) -> Array:
-            return problem.upper_value(x, y, constants, upper.rows, upper.weight)
-
-        rows = (sample.constants, sample.upper, sample.lower)
-        return over_blocks(one, sample)(x, point.y, point.y, *rows)
-
-    return _looks_at(values, point.x)
+    """Whether f reads x at all."""
+    return _reads(lambda x: each_block(problem, x, sample, lambda view, y: view.f(y), point.y), point.x)
 
 
 def lower_sees_x(problem: Problem, names: list[str], point: Point, sample: Sample) -> bool:
-    """Whether some of the lower levels look at x."""
-
-    def values(x: PyTree) -> list[Any]:
-        def one(x: Any, y: Any, v: Any, constants: Any, upper: Any, lower: Any) -> list[Any]:
-            return [
-                problem.levels[n].pairing(x, y[n], v[n], constants, lower[n].rows, lower[n].weight)
-                for n in names
-            ]
-
-        rows = (sample.constants, sample.upper, sample.lower)
-        return over_blocks(one, sample)(x, point.y, point.y, *rows)
-
-    return _looks_at(values, point.x)
+    """Whether some of the lower levels read x."""
+    y = {name: point.y[name] for name in names}
+    return _reads(lambda x: each_block(problem, x, sample, lambda view, y: _terms(view, y, y), y), point.x)
 
 
-def _looks_at(function: Callable[[PyTree], Any], x: PyTree) -> bool:
+def _terms(view: BlockView, y: dict[str, PyTree], v: dict[str, PyTree]) -> Array:
+    """The terms of some levels in ℓ."""
+    terms = [view.term(name, y[name], v[name]) for name in v]
+    return sum(terms[1:], terms[0])
+
+
+def _reads(function: Callable[[PyTree], Any], x: PyTree) -> bool:
     """Whether a function's program mentions its argument."""
     program = jax.make_jaxpr(function)(x).jaxpr
     mentioned = [var for equation in program.eqns for var in equation.invars] + list(program.outvars)

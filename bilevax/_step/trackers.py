@@ -1,4 +1,4 @@
-r"""How a level's v ≈ [∇²_yy g]⁻¹ ∇_y f is had, and what is tracked for it.
+r"""How a lower level is followed, and where its multiplier v ≈ [∇²_yy g]⁻¹ ∇_y f comes from.
 
 ==================  =========================================================================
 `TrackedHessian`    H tracks ∇²_yy g, its eigenvalues kept ≥ λ; v = H⁻¹ ∇_y f
@@ -6,110 +6,31 @@ r"""How a level's v ≈ [∇²_yy g]⁻¹ ∇_y f is had, and what is tracked fo
 `Identity`          a mean level, whose Hessian is the identity: v = ∇_y f
 ==================  =========================================================================
 
-Each is a stateless tracker of one lower level: it recalls the level's slots at times t and t−1, turns
-∇_y f into v, and refreshes the slots with the step's samples. Lists hold one entry per point: [now] or
-[now, before].
+Lists hold one entry per point: [now] or [now, before].
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import dataclasses
+import math
+from typing import Any, ClassVar
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import Sample
-from bilevax._step.clocks import Clock, Clocks
+from bilevax._step.clocks import CompensatedSum
 from bilevax._step.estimators import moving_average, msvr
 from bilevax._step.lagrangian import Gradients, Point, hessians
 from bilevax._step.linear_algebra import flatten_slots, raise_eigenvalues, run_if, solve, unflatten_slots
 from bilevax._step.oracles import Oracles
 from bilevax._step.slots import Memory, Moving, project_ball
-from bilevax._util.trees import PyTree, combine, where_slot
+from bilevax._step.visit import Look, Visit
+from bilevax._util.trees import PyTree, result_dtype, where_slot, zeros_like
 
-
-class Rates(eqx.Module):
-    """The coefficients of one level at one step; None where the method or the level has no use for one."""
-
-    alpha: Any
-    gamma: Any
-    alpha_bar: Any
-    gamma_bar: Any
-    lower_step: Any
-    inverse_step: Any
-    radius: Any
-    floor: Any
-
-
-class Visit(eqx.Module):
-    """One level's share of a step: its slots' memory, as gathered, and what it needs to be read.
-
-    Attributes:
-      rows: the memory of the touched slots.
-      step: t.
-      corrected: whether the method also looks at time t−1.
-      lazy: whether all slots move, caught up when visited; else only the visited ones move.
-      slot_axes: how many leading axes of `rows` count slots.
-    """
-
-    rows: Memory
-    clocks: Clocks
-    rates: Rates
-    step: Array
-    name: str = eqx.field(static=True)
-    corrected: bool = eqx.field(static=True)
-    lazy: bool = eqx.field(static=True)
-    slot_axes: int = eqx.field(static=True)
-
-    @property
-    def recent(self) -> Array:
-        """Which of the slots were visited in the step before this one."""
-        return self.rows.visit == self.step - 1
-
-    @property
-    def stamped(self) -> Array | None:
-        """The `visit` to store."""
-        return None if self.rows.visit is None else jnp.broadcast_to(self.step, self.rows.visit.shape)
-
-    def recall(self, moving: Moving, clock: Clock) -> list[PyTree]:
-        """A moving variable at times t and t−1."""
-        now = moving.at(clock.now)
-        if not self.corrected:
-            return [now]
-        if self.lazy:
-            return [now, moving.at(clock.before)]
-        undone = combine((1, moving.value), (clock.now - clock.before, moving.slope))
-        return [now, where_slot(self.recent, undone, moving.value)]
-
-    def move(self, value: PyTree, slope: PyTree, clock: Clock, step: Array) -> Moving:
-        """What to store of a variable that has this value now and goes along this slope."""
-        if self.lazy:
-            shape = jax.tree.leaves(value)[0].shape[: self.slot_axes]
-            return Moving(value, slope, clock.stamp(shape))
-        return Moving(combine((1, value), (-step, slope)), slope, None)
-
-
-class Look(NamedTuple):
-    """What a step sees: lists hold one entry per point, [now] or [now, before].
-
-    Attributes:
-      problem: the problem.
-      sample: the blocks and rows of the step.
-      points: x and y.
-      v: per level, ≈ [∇²_yy g]⁻¹ ∇_y f.
-      gradients: those of ℓ; at the point before, that by x is negated (see `lagrangian.gradients`).
-      store: the stored gradients after this look, where a method keeps them.
-    """
-
-    problem: Problem
-    sample: Sample
-    points: list[Point]
-    v: list[dict[str, PyTree]]
-    gradients: list[Gradients]
-    store: PyTree = None
+NEVER = -2  # a last visit that no step's predecessor equals
 
 
 def track(tracked: PyTree, samples: list[PyTree], alpha: Array, gamma: Array | None) -> PyTree:
@@ -120,11 +41,64 @@ def track(tracked: PyTree, samples: list[PyTree], alpha: Array, gamma: Array | N
     return msvr(tracked, samples[0], samples[1], alpha, gamma)
 
 
-class Identity:
+@dataclasses.dataclass(frozen=True)
+class Tracker:
+    """How one lower level is followed: all that concerns what is stored per slot.
+
+    A tracker is stateless. A step calls `recall`, `directions` and `refresh`, in this order; the start of a
+    run calls `check`, `blank`, `prepare`, `directions` and `first`.
+
+    Class attributes:
+      needs_upper_gradient: whether `directions` needs ∇_y f.
+      multiplier: whether the stored v is the multiplier [∇²_yy g]⁻¹ ∇_y f.
+      coefficients: the coefficients that a step needs, estimated where the user leaves them out.
+      oracles: what a visit asks of g at one point.
+    """
+
+    needs_upper_gradient: ClassVar[bool] = False
+    multiplier: ClassVar[bool] = False
+    coefficients: ClassVar[frozenset[str]] = frozenset()
+    oracles: ClassVar[Oracles] = Oracles(gradients=1, products=1)
+
+    def check(self, name: str, y: PyTree, slot_shape: tuple[int, ...]) -> None:
+        """Raises if a level with these variables and slots per block cannot be tracked."""
+
+    def blank(self, y: PyTree, corrected: bool, lazy: bool, smoothness: Any) -> Memory:
+        """The memory of all slots at y, with estimators that know nothing yet."""
+        raise NotImplementedError
+
+    def prepare(self, visit: Visit, problem: Problem, point: Point, sample: Sample) -> Visit:
+        """Stores the first values that `directions` depends on."""
+        return visit
+
+    def first(self, visit: Visit, look: Look) -> Memory:
+        """The estimators from the first sample; y does not move."""
+        raise NotImplementedError
+
+    def recall(self, visit: Visit) -> list[PyTree]:
+        """y of the visited slots, [now] or [now, before]."""
+        raise NotImplementedError
+
+    def directions(self, visit: Visit, by_y: list[PyTree]) -> list[PyTree]:
+        """v at the same points, from ∇_y f where `needs_upper_gradient` is set."""
+        raise NotImplementedError
+
+    def refresh(self, visit: Visit, look: Look) -> tuple[Memory, Array]:
+        """The memory after this step, and how many tracked matrices had to be repaired."""
+        raise NotImplementedError
+
+
+class Identity(Tracker):
     """A mean level: y is tracked directly, and v = ∇_y f."""
 
     needs_upper_gradient = True
-    oracles = Oracles(gradients=1, products=1)
+
+    def blank(self, y: PyTree, corrected: bool, lazy: bool, smoothness: Any) -> Memory:
+        return Memory(y=y, previous=y if corrected else None, visit=_never(y) if corrected else None)
+
+    def first(self, visit: Visit, look: Look) -> Memory:
+        y = look.points[0].y[visit.name]
+        return Memory(y=y, previous=None if visit.rows.previous is None else y, visit=visit.rows.visit)
 
     def recall(self, visit: Visit) -> list[PyTree]:
         rows = visit.rows
@@ -142,14 +116,53 @@ class Identity:
         return Memory(y=y, previous=previous, visit=visit.stamped), jnp.zeros((), jnp.int32)
 
 
-class TrackedSolve:
-    """v descends along u, which tracks ∇²_yy g v − ∇_y f; ‖v‖ ≤ radius."""
+class Descent(Tracker):
+    """An argmin level: y descends along s, which tracks ∇_y g. The trackers below add v."""
 
-    needs_upper_gradient = False
-    oracles = Oracles(gradients=1, products=2)
+    coefficients = frozenset({"lower_step"})
 
     def recall(self, visit: Visit) -> list[PyTree]:
         return visit.recall(visit.rows.y, visit.clocks.y)
+
+    def lower_gradient(self, seen: Gradients, visit: Visit) -> PyTree:
+        """The sample of the gradient that y descends along: −∂ℓ/∂v."""
+        return _minus(seen.v[visit.name])
+
+    def refresh_y(self, visit: Visit, look: Look) -> Moving:
+        """y and s after this step."""
+        rates, samples = visit.rates, [self.lower_gradient(one, visit) for one in look.gradients]
+        s = track(visit.rows.y.slope, samples, rates.alpha, rates.gamma)
+        return visit.move(look.points[0].y[visit.name], s, visit.clocks.y, rates.lower_step)
+
+    def first_y(self, visit: Visit, look: Look) -> Moving:
+        """y where it starts, and s from the first sample."""
+        slope = self.lower_gradient(look.gradients[0], visit)
+        return Moving(look.points[0].y[visit.name], slope, visit.rows.y.stamp)
+
+
+class TrackedSolve(Descent):
+    """v descends along u, which tracks ∇²_yy g v − ∇_y f; ‖v‖ ≤ radius."""
+
+    multiplier = True
+    oracles = Oracles(gradients=1, products=2)
+
+    def blank(self, y: PyTree, corrected: bool, lazy: bool, smoothness: Any) -> Memory:
+        visit = _never(y) if corrected and not lazy else None
+        return Memory(y=_resting(y, lazy), v=_resting(self.first_v(y), lazy), visit=visit)
+
+    def first_v(self, y: PyTree) -> PyTree:
+        """Where v starts."""
+        return zeros_like(y)
+
+    def solve_gradient(self, seen: Gradients, visit: Visit) -> PyTree:
+        """The sample of the gradient that v descends along: −∂ℓ/∂y."""
+        return _minus(seen.y[visit.name])
+
+    def first(self, visit: Visit, look: Look) -> Memory:
+        assert visit.rows.v is not None
+        u = self.solve_gradient(look.gradients[0], visit)
+        v = Moving(visit.rows.v.value, u, visit.rows.v.stamp)
+        return Memory(y=self.first_y(visit, look), v=v, visit=visit.rows.visit)
 
     def directions(self, visit: Visit, by_y: list[PyTree]) -> list[PyTree]:
         assert visit.rows.v is not None
@@ -159,23 +172,48 @@ class TrackedSolve:
     def refresh(self, visit: Visit, look: Look) -> tuple[Memory, Array]:
         rows, rates = visit.rows, visit.rates
         assert rows.v is not None
-        samples = [_minus(one.y[visit.name]) for one in look.gradients]
+        samples = [self.solve_gradient(one, visit) for one in look.gradients]
         u = track(rows.v.slope, samples, rates.alpha_bar, rates.gamma_bar)
         moved = visit.move(look.v[0][visit.name], u, visit.clocks.v, rates.inverse_step)
         if not visit.lazy:
             moved = Moving(project_ball(moved.value, rates.radius, visit.slot_axes), u, None)
-        y = _refresh_y(visit, look)
-        return Memory(y=y, v=moved, visit=visit.stamped), jnp.zeros((), jnp.int32)
+        memory = Memory(y=self.refresh_y(visit, look), v=moved, visit=visit.stamped)
+        return memory, jnp.zeros((), jnp.int32)
 
 
-class TrackedHessian:
+class TrackedHessian(Descent):
     """H tracks ∇²_yy g with eigenvalues ≥ floor; v = H⁻¹ ∇_y f with the H from before the refresh."""
 
     needs_upper_gradient = True
+    coefficients = frozenset({"lower_step", "floor"})
     oracles = Oracles(gradients=1, products=1, matrices=1)
 
-    def recall(self, visit: Visit) -> list[PyTree]:
-        return visit.recall(visit.rows.y, visit.clocks.y)
+    def check(self, name: str, y: PyTree, slot_shape: tuple[int, ...]) -> None:
+        if slot_shape != ():
+            raise ValueError(
+                f"a tracked Hessian needs one slot per block, got slots of shape {slot_shape} for the lower "
+                f"level {name!r}: use BSVRBv2, which tracks no Hessian"
+            )
+        check_factorable(name, y)
+
+    def blank(self, y: PyTree, corrected: bool, lazy: bool, smoothness: Any) -> Memory:
+        """A tracked Hessian begins as L_g times the identity."""
+        slots, dtype = jax.tree.leaves(y)[0].shape[0], result_dtype(y)
+        size = sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(y))
+        scaled = smoothness * jnp.eye(size, dtype=dtype)
+        hessian = jnp.broadcast_to(scaled, (slots, size, size)).astype(dtype)
+        previous, visit = (hessian, _never(y)) if corrected else (None, None)
+        return Memory(y=_resting(y, lazy), hessian=hessian, previous=previous, visit=visit)
+
+    def prepare(self, visit: Visit, problem: Problem, point: Point, sample: Sample) -> Visit:
+        sampled = hessians(problem, visit.name, point, sample)
+        hessian, _ = raise_eigenvalues(sampled, visit.rates.floor)
+        return dataclasses.replace(visit, rows=dataclasses.replace(visit.rows, hessian=hessian))
+
+    def first(self, visit: Visit, look: Look) -> Memory:
+        rows, hessian = visit.rows, visit.rows.hessian
+        previous = None if rows.previous is None else hessian
+        return Memory(y=self.first_y(visit, look), hessian=hessian, previous=previous, visit=rows.visit)
 
     def directions(self, visit: Visit, by_y: list[PyTree]) -> list[PyTree]:
         hessian = visit.rows.hessian
@@ -198,18 +236,30 @@ class TrackedHessian:
         tracked = track(rows.hessian, samples, rates.alpha_bar, rates.gamma_bar)
         hessian, repaired = raise_eigenvalues(tracked, rates.floor)
         previous = rows.hessian if visit.corrected else None
-        y = _refresh_y(visit, look)
+        y = self.refresh_y(visit, look)
         return Memory(y=y, hessian=hessian, previous=previous, visit=visit.stamped), repaired
 
 
-Tracker = Identity | TrackedSolve | TrackedHessian
+def check_factorable(name: str, y: PyTree) -> None:
+    """Raises if the Hessians of a level cannot be factorised in the dtype of its variables."""
+    for leaf in jax.tree.leaves(y):
+        if leaf.dtype.itemsize < 4:
+            raise TypeError(
+                f"y0 of the lower level {name!r} must be float32 or float64 for a method that factorises "
+                f"Hessians, got {leaf.dtype}: use BSVRBv2"
+            )
 
 
-def _refresh_y(visit: Visit, look: Look) -> Moving:
-    rates = visit.rates
-    samples = [_minus(one.v[visit.name]) for one in look.gradients]
-    s = track(visit.rows.y.slope, samples, rates.alpha, rates.gamma)
-    return visit.move(look.points[0].y[visit.name], s, visit.clocks.y, rates.lower_step)
+def _never(y: PyTree) -> Array:
+    """The last visit of slots that were never visited."""
+    return jnp.full((jax.tree.leaves(y)[0].shape[0],), NEVER, jnp.int32)
+
+
+def _resting(value: PyTree, lazy: bool) -> Moving:
+    """A variable that does not move yet."""
+    slots, dtype = jax.tree.leaves(value)[0].shape[0], result_dtype(value)
+    stamp = CompensatedSum(jnp.zeros((slots,), dtype), jnp.zeros((slots,), dtype)) if lazy else None
+    return Moving(value, zeros_like(value), stamp)
 
 
 def _minus(tree: PyTree) -> PyTree:

@@ -16,11 +16,10 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from bilevax._problem.levels import Argmin, Mean
 from bilevax._problem.problem import Problem
-from bilevax._problem.rows import Batch
-from bilevax._problem.sampling import Sample, Sampler, make_sampler
-from bilevax._step.lagrangian import Point, gradients, over_blocks, upper_gradients
+from bilevax._problem.sampling import Sample, Sampler, Sampling
+from bilevax._problem.view import BlockView, each_block
+from bilevax._step.lagrangian import Point, gradients, upper_gradients
 from bilevax._step.slots import gather
 from bilevax._util.trees import PyTree, combine, norm, result_dtype, zeros_like
 
@@ -29,8 +28,8 @@ _NUMBERS = 2**25  # how many numbers of intermediate results a group of blocks m
 _NEWTON_STEPS = 100
 
 
-class Plan(eqx.Module):
-    """How to go about a problem: all of it is static, so that it is compiled once."""
+class Accuracy(eqx.Module):
+    """How accurately to solve, and how many blocks at once: all static, so that it is compiled once."""
 
     tolerance: float
     max_steps: int
@@ -51,7 +50,7 @@ def libraries() -> tuple[Any, Any]:
 
 def all_rows(problem: Problem) -> Sampler:
     """The sampler that leaves nothing to chance: all blocks, and all their rows."""
-    return make_sampler(problem, jax.random.key(0), None, None, True)
+    return Sampling().sampler(problem, jax.random.key(0))
 
 
 def group_size(problem: Problem, sampler: Sampler, y: dict[str, PyTree]) -> int:
@@ -68,44 +67,41 @@ def group_size(problem: Problem, sampler: Sampler, y: dict[str, PyTree]) -> int:
     return max(1, _NUMBERS // most)
 
 
-def solved(problem: Problem, x: PyTree, start: dict[str, PyTree], plan: Plan) -> dict[str, PyTree]:
+def solved(problem: Problem, x: PyTree, start: dict[str, PyTree], plan: Accuracy) -> dict[str, PyTree]:
     """y(x) by level, checked."""
     found = _solve(problem, x, start, plan)
     return _checked(found, plan, "was not solved: ‖∇_y g‖", "another y0, more max_steps")
 
 
-def inverted(problem: Problem, x: PyTree, y: dict[str, PyTree], plan: Plan) -> dict[str, PyTree]:
+def inverted(problem: Problem, x: PyTree, y: dict[str, PyTree], plan: Accuracy) -> dict[str, PyTree]:
     """v(x, y) by level, checked."""
     found = _invert(problem, x, y, plan)
     return _checked(found, plan, "has a Hessian that was not inverted: ‖∇²_yy g v − ∇_y f‖", "float64")
 
 
 @eqx.filter_jit
-def upper_mean(problem: Problem, x: PyTree, y: dict[str, PyTree], plan: Plan) -> Array:
+def upper_mean(problem: Problem, x: PyTree, y: dict[str, PyTree], plan: Accuracy) -> Array:
     """The mean over the blocks of f_i(x, y_i)."""
 
-    def one(x: Any, y: Any, _: Any, constants: Any, upper: Any, lower: Any) -> Array:
-        return problem.upper_value(x, y, constants, upper.rows, upper.weight)
-
     def look(sample: Sample, y: dict[str, PyTree]) -> Array:
-        return over_blocks(one, sample)(x, y, y, sample.constants, sample.upper, sample.lower)
+        return each_block(problem, x, sample, lambda view, y: view.f(y), y)
 
-    return jnp.mean(_each_block(problem, plan, look, y))
+    return jnp.mean(_in_groups(problem, plan, look, y))
 
 
 @eqx.filter_jit
-def lower_slopes(problem: Problem, x: PyTree, y: dict[str, PyTree], plan: Plan) -> dict[str, PyTree]:
+def slopes_by_v(problem: Problem, x: PyTree, y: dict[str, PyTree], plan: Accuracy) -> dict[str, PyTree]:
     """∂ℓ/∂v of every block: −∇_y g_i for an argmin level."""
 
     def look(sample: Sample, y: dict[str, PyTree]) -> dict[str, PyTree]:
         return gradients(problem, Point(x, y), zeros_like(y), sample).v
 
-    return _each_block(problem, plan, look, y)
+    return _in_groups(problem, plan, look, y)
 
 
 @eqx.filter_jit
 def mean_gradient(
-    problem: Problem, x: PyTree, y: dict[str, PyTree], v: dict[str, PyTree], plan: Plan
+    problem: Problem, x: PyTree, y: dict[str, PyTree], v: dict[str, PyTree], plan: Accuracy
 ) -> PyTree:
     """The mean of ∂ℓ/∂x over all blocks, without a gradient in x per block."""
     sampler = all_rows(problem)
@@ -123,7 +119,7 @@ def mean_gradient(
     return look(jnp.arange(problem.count - rest, problem.count), total) if rest else total
 
 
-def _each_block(problem: Problem, plan: Plan, look: Callable[..., PyTree], y: dict[str, PyTree]) -> PyTree:
+def _in_groups(problem: Problem, plan: Accuracy, look: Callable[..., PyTree], y: dict[str, PyTree]) -> PyTree:
     """look(sample, y) on one group of blocks after the other; what it gives per block, for all of them."""
     sampler = all_rows(problem)
     groups = -(-problem.count // plan.group)
@@ -137,7 +133,7 @@ def _each_block(problem: Problem, plan: Plan, look: Callable[..., PyTree], y: di
     return jax.tree.map(lambda a: jnp.reshape(a, (-1, *a.shape[2:]))[: problem.count], out)
 
 
-def _checked(found: dict[str, Any], plan: Plan, what: str, remedy: str) -> dict[str, PyTree]:
+def _checked(found: dict[str, Any], plan: Accuracy, what: str, remedy: str) -> dict[str, PyTree]:
     """What was found by level; raises if the residual of a block exceeds its bound, or is not a number."""
     for name, (_, sizes) in found.items():
         residual, scale = (np.asarray(size, np.float64) for size in sizes)
@@ -157,70 +153,52 @@ def _checked(found: dict[str, Any], plan: Plan, what: str, remedy: str) -> dict[
 
 
 @eqx.filter_jit
-def _solve(problem: Problem, x: PyTree, start: dict[str, PyTree], plan: Plan) -> dict[str, Any]:
-    """By level y(x), and per block ‖∇_y g‖ and what to hold it against."""
-    levels = problem.levels.items()
+def _solve(problem: Problem, x: PyTree, start: dict[str, PyTree], plan: Accuracy) -> dict[str, Any]:
+    """By level y(x), and per block ‖∇_y g‖ and the scale to compare it with."""
 
-    def one(x: Any, y: Any, _: Any, constants: Any, upper: Any, lower: Any) -> dict[str, Any]:
-        return {n: _solve_one(level, x, y[n], constants, lower[n], plan) for n, level in levels}
+    def one(view: BlockView, y: dict[str, PyTree]) -> dict[str, Any]:
+        return {name: _solve_one(view, name, y[name], plan) for name in problem.levels}
 
-    def look(sample: Sample, y: dict[str, PyTree]) -> dict[str, Any]:
-        return over_blocks(one, sample)(x, y, y, sample.constants, sample.upper, sample.lower)
-
-    return _each_block(problem, plan, look, start)
+    return _in_groups(problem, plan, lambda sample, y: each_block(problem, x, sample, one, y), start)
 
 
-def _solve_one(
-    level: Any, x: PyTree, y: PyTree, constants: PyTree, batch: Batch, plan: Plan
-) -> tuple[PyTree, tuple[Array, Array]]:
-    if isinstance(level, Mean):
-        return level.value(x, constants, batch.rows, batch.weight), _exact(x)
-    value, flat, unravel = _flattened(level, x, y, constants, batch)
-    flat, sizes = _minimise(value, flat, plan)
+def _solve_one(view: BlockView, name: str, y: PyTree, plan: Accuracy) -> tuple[PyTree, tuple[Array, Array]]:
+    if not view.problem.levels[name].has_hessian:
+        return view.c(name), _exact(view.x)
+    flat, unravel = ravel_pytree(y)
+    flat, sizes = _minimise(lambda flat: view.g(name, unravel(flat)), flat, plan)
     return unravel(flat), sizes
 
 
 @eqx.filter_jit
-def _invert(problem: Problem, x: PyTree, y: dict[str, PyTree], plan: Plan) -> dict[str, Any]:
-    """By level v = [∇²_yy g]⁻¹ ∇_y f, and per block ‖∇²_yy g v − ∇_y f‖ and what to hold it against."""
-    levels = problem.levels.items()
+def _invert(problem: Problem, x: PyTree, y: dict[str, PyTree], plan: Accuracy) -> dict[str, Any]:
+    """By level v = [∇²_yy g]⁻¹ ∇_y f, and per block ‖∇²_yy g v − ∇_y f‖ and the scale to compare it with."""
 
-    def one(x: Any, y: Any, by_y: Any, constants: Any, upper: Any, lower: Any) -> dict[str, Any]:
-        return {n: _invert_one(level, x, y[n], by_y[n], constants, lower[n], plan) for n, level in levels}
+    def one(view: BlockView, y: dict[str, PyTree], by_y: dict[str, PyTree]) -> dict[str, Any]:
+        return {name: _invert_one(view, name, y[name], by_y[name], plan) for name in problem.levels}
 
     def look(sample: Sample, y: dict[str, PyTree]) -> dict[str, Any]:
-        by_y = upper_gradients(problem, Point(x, y), sample)
-        return over_blocks(one, sample)(x, y, by_y, sample.constants, sample.upper, sample.lower)
+        return each_block(problem, x, sample, one, y, upper_gradients(problem, Point(x, y), sample))
 
-    return _each_block(problem, plan, look, y)
+    return _in_groups(problem, plan, look, y)
 
 
 def _invert_one(
-    level: Any, x: PyTree, y: PyTree, by_y: PyTree, constants: PyTree, batch: Batch, plan: Plan
+    view: BlockView, name: str, y: PyTree, by_y: PyTree, plan: Accuracy
 ) -> tuple[PyTree, tuple[Array, Array]]:
-    if isinstance(level, Mean):
-        return by_y, _exact(x)
-    value, flat, unravel = _flattened(level, x, y, constants, batch)
+    if not view.problem.levels[name].has_hessian:
+        return by_y, _exact(view.x)
+    flat, unravel = ravel_pytree(y)
     right = ravel_pytree(by_y)[0]
-    gradient = jax.grad(value)
+    gradient = jax.grad(lambda flat: view.g(name, unravel(flat)))
     v = _system(gradient, flat, right, plan)
     _, push = jax.linearize(gradient, flat)
     return unravel(v), (norm(push(v) - right), norm(right) + norm(push(_unit(v))) * norm(v))
 
 
-def _flattened(
-    level: Argmin, x: PyTree, y: PyTree, constants: PyTree, batch: Batch
-) -> tuple[Any, Array, Any]:
-    """One block's g as a function of a flat y, that y, and the way back."""
-    flat, unravel = ravel_pytree(y)
-
-    def value(flat: Array) -> Array:
-        return level.value(x, unravel(flat), constants, batch.rows, batch.weight)
-
-    return value, flat, unravel
-
-
-def _minimise(value: Callable[[Array], Array], start: Array, plan: Plan) -> tuple[Array, tuple[Array, Array]]:
+def _minimise(
+    value: Callable[[Array], Array], start: Array, plan: Accuracy
+) -> tuple[Array, tuple[Array, Array]]:
     """The minimiser of one block's g, its ‖∇g‖ and the scale of that."""
     optimistix, _ = libraries()
     gradient = jax.grad(value)
@@ -257,7 +235,7 @@ def _minimise(value: Callable[[Array], Array], start: Array, plan: Plan) -> tupl
     return y, (jnp.where(jnp.isfinite(value(y)), size, jnp.nan), scale)
 
 
-def _system(gradient: Callable[[Array], Array], y: Array, right: Array, plan: Plan) -> Array:
+def _system(gradient: Callable[[Array], Array], y: Array, right: Array, plan: Accuracy) -> Array:
     """[∇²g(y)]⁻¹ right: by a Cholesky factorisation if it is small, else by conjugate gradients."""
     _, lineax = libraries()
     positive = lineax.positive_semidefinite_tag

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
-from bilevax._problem.levels import Argmin, Mean
 from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import Sample, Sampler
-from bilevax._step.lagrangian import over_blocks
+from bilevax._problem.view import each_block
 from bilevax._util.trees import PyTree, result_dtype
 
 _Shape = tuple[int, ...]
@@ -21,7 +19,7 @@ _Shape = tuple[int, ...]
 
 def inferred(problem: Problem, sampler: Sampler, x: PyTree, given: dict[str, PyTree]) -> dict[str, PyTree]:
     """Zeros for the argmin levels without a start, in the only shape that the user's functions accept."""
-    missing = [n for n, level in problem.levels.items() if isinstance(level, Argmin) and given[n] is None]
+    missing = [n for n, level in problem.levels.items() if level.has_hessian and given[n] is None]
     if not missing:
         return {}
     sample = sampler.one_block(problem, None)
@@ -79,15 +77,9 @@ def _accepted(
     """The choices of a shape per missing level that lower and upper accept, and what they raise at others."""
     errors: list[Exception] = []
 
-    def upper_value(x: Any, y: Any, _: Any, constants: Any, upper: Any, lower: Any) -> Array:
-        return problem.upper_value(x, y, constants, upper.rows, upper.weight)
-
-    def lower_value(name: str) -> Any:
-        return functools.partial(_lower_value, problem.levels[name], name)
-
     def fits(one: Any, y: PyTree) -> bool:
         try:
-            out = _traced(one, sample, x, y)
+            out = _traced(one, problem, sample, x, y)
         except Exception as error:  # a user's function may fail on a wrong shape in any way
             errors.append(error)
             return False
@@ -96,33 +88,28 @@ def _accepted(
     def abstract(shape: _Shape) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((1, *shape), result_dtype(x))
 
-    means = [n for n, level in problem.levels.items() if isinstance(level, Mean)]
-    known = {n: _traced(lower_value(n), sample, x, None) for n in means} | {
+    means = [n for n, level in problem.levels.items() if not level.has_hessian]
+    known = {n: _traced(lambda view, _, n=n: view.c(n), problem, sample, x, None) for n in means} | {
         n: jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape[1:]), a.dtype), tree)
         for n, tree in given.items()
         if tree is not None
     }
-    by_lower = [[shape for shape in shapes if fits(lower_value(n), abstract(shape))] for n in missing]
+    by_lower = [
+        [shape for shape in shapes if fits(lambda view, y, n=n: view.g(n, y), abstract(shape))]
+        for n in missing
+    ]
     choices = [
         choice
         for choice in itertools.product(*by_lower)
-        if fits(upper_value, known | dict(zip(missing, map(abstract, choice), strict=True)))
+        if fits(lambda view, y: view.f(y), known | dict(zip(missing, map(abstract, choice), strict=True)))
     ]
     return choices, errors
 
 
-def _lower_value(
-    level: Any, name: str, x: PyTree, y: PyTree, _: Any, constants: PyTree, upper: Any, lower: Any
-) -> PyTree:
-    """c_i(x) of a mean level, g_i(x, y) of an argmin level."""
-    rows = (constants, lower[name].rows, lower[name].weight)
-    return level.value(x, *rows) if isinstance(level, Mean) else level.value(x, y, *rows)
-
-
-def _traced(one: Any, sample: Sample, x: PyTree, y: PyTree) -> Any:
-    """The shapes of what a function of one block gives on a sample of one."""
+def _traced(one: Callable[..., Any], problem: Problem, sample: Sample, x: PyTree, y: PyTree) -> Any:
+    """The shapes of what a function of one block and its y returns on a sample of one."""
 
     def look(sample: Sample, x: PyTree, y: PyTree) -> Any:
-        return over_blocks(one, sample)(x, y, y, sample.constants, sample.upper, sample.lower)
+        return each_block(problem, x, sample, one, y)
 
     return jax.eval_shape(look, sample, x, y)

@@ -70,12 +70,12 @@ def is_traced(value: Any) -> bool:
     return isinstance(value, Tracer)
 
 
-def number(name: str, value: Any, least: float) -> None:
-    """One finite number from `least`; traced ones pass, as their values are not known yet."""
+def number(name: str, value: Any, least: float, *, zero: bool = True) -> None:
+    """One finite number from `least` (above it, if `zero` is False); traced ones pass."""
     if callable(value) or np.ndim(value) != 0:
         got = type(value).__name__ if callable(value) else f"shape {np.shape(value)}"
         raise TypeError(f"{name} must be a number, got {got}")
-    coefficient(name, value, low=least, zero=True, optional=False, kinds="a number")
+    coefficient(name, value, low=least, zero=zero, optional=False, kinds="a number")
 
 
 def coefficient(
@@ -138,9 +138,9 @@ def fits(name: str, value: Any, levels: list[str] | None) -> None:
         raise ValueError(f"{name} must be a scalar, got shape {np.shape(value)}")
 
 
-def solver(value: Any) -> None:
-    """An object with `init` and `step`; not its class."""
-    if isinstance(value, type) or not (hasattr(value, "init") and hasattr(value, "step")):
+def solver(value: Any, kind: type) -> None:
+    """A solver; not its class."""
+    if not isinstance(value, kind):
         got = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
         raise TypeError(f"solver must be a bilevax solver such as BSVRBv2(upper_step=0.1), got {got}")
 

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 import bilevax as bx
-from bilevax._step.estimators import msvr_gamma
 from bilevax.experiments import validation
 from bilevax.experiments.report import Report
+from bilevax.solvers import msvr_gamma
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,10 +97,10 @@ def _curve(
     numbers = scaled(config[method], count / settings.blocks)
     swept = bx.sweep(
         [task.problem for task in tasks],
-        validation.METHODS[method],
-        {name: [value] for name, value in numbers.items()},
         tasks[0].x0,
         tasks[0].y0,
+        solver=validation.METHODS[method],
+        settings={name: [value] for name, value in numbers.items()},
         steps=settings.steps,
         keys=jax.random.split(jax.random.key(settings.seed), settings.trials),
         blocks_per_step=count,

@@ -123,9 +123,9 @@ def learn(solver: Any, split: Split, seed: int, steps: int) -> bx.Result:
     """Runs a solver, with a progress bar."""
     return bx.minimize(
         make_problem(split),
-        solver,
         jnp.zeros(len(split.flipped)),
         jnp.zeros((BLOCKS, COMPONENTS + 1)),
+        solver=solver,
         steps=steps,
         key=jax.random.key(seed),
         blocks_per_step=10,

@@ -92,17 +92,16 @@ def _trial(name: str, method: str, config: dict[str, Any], settings: Settings, s
     blocks_per_step = max(1, settings.blocks // 10)
     result = bx.minimize(
         task.problem,
-        validation.make_solver(method, config[method]),
         task.x0,
         task.y0,
+        solver=validation.make_solver(method, config[method]),
         steps=settings.steps,
         key=jax.random.key(seed),
         blocks_per_step=blocks_per_step,
         batch_size=validation.BATCH,
         metrics={"validation loss": measure},
         every=max(1, settings.steps // (2000 if method == BASE else 200)),
-        seconds=settings.seconds,
-        throw=False,
+        stop=bx.Stop(seconds=settings.seconds, throw=False),
     )
     history = result.history
     if not history["step"].size:

@@ -25,11 +25,11 @@ from bilevax.applications.ranking import (
     Popularity,
     Ratings,
     Trainings,
+    TrainingSettings,
     evaluate,
     hold_out,
     train_many,
 )
-from bilevax.applications.ranking import Settings as Numbers
 from bilevax.applications.ranking.presets import tuned
 from bilevax.data import DataError, load_interactions, split_last
 from bilevax.experiments.report import Report, markdown, spread
@@ -177,7 +177,7 @@ def _train(
         parts.train,
         model,
         method,
-        Numbers().replace(**numbers),
+        TrainingSettings().replace(**numbers),
         keys=keys,
         epochs=settings.warm_up if warm else settings.epochs,
         dev=parts.held_dev,

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bilevax._run.chunks import compiled_chunk, compiled_init, numbers_as_arrays
-from bilevax.applications.ranking import NeuMF, make_method
-from bilevax.applications.ranking import Settings as Numbers
-from bilevax.applications.ranking.evaluation import Held, mean_metrics
+import bilevax as bx
+from bilevax.applications.ranking import Held, NeuMF, TrainingSettings, make_method
+from bilevax.applications.ranking.evaluation import mean_metrics
 from bilevax.applications.ranking.methods import steps_per_epoch
 from bilevax.applications.ranking.presets import tuned
 from bilevax.experiments.ndcg import CUTOFFS, Parts, load_parts
@@ -78,7 +78,7 @@ def measure(settings: Settings, folder: str | Path, *, quick: bool = False) -> l
     for form, method in itertools.product(settings.forms, settings.methods):
         found = tuned(settings.data, method)
         sizes = {name: found[name] for name in ("negatives",) if name in found}  # one method's own
-        numbers = Numbers().replace(**(found if form == "tuned" else sizes))
+        numbers = TrainingSettings().replace(**(found if form == "tuned" else sizes))
         rows.append(_time_epochs(method, form, numbers, parts, model, settings))
         print(json.dumps(rows[-1]), flush=True)
     text = f"# {settings.data}: {shape}\n\n{markdown(rows)}\n"
@@ -90,34 +90,28 @@ def measure(settings: Settings, folder: str | Path, *, quick: bool = False) -> l
 
 
 def _time_epochs(
-    method: str, form: str, numbers: Numbers, parts: Parts, model: Any, settings: Settings
+    method: str, form: str, numbers: TrainingSettings, parts: Parts, model: Any, settings: Settings
 ) -> dict[str, Any]:
     numbers = numbers.replace(users_per_step=min(settings.users_per_step, parts.train.users))
     per_epoch = steps_per_epoch(parts.train.users, numbers)
     problem, solver = make_method(method, parts.train, model, numbers, per_epoch * 100)
     # Where the levels start is of no matter for the time a step takes.
     y0 = {name: None if name == "nothing" else jnp.ones(problem.slots_of(name)) for name in problem.levels}
-    plan: dict[str, Any] = {
-        "blocks_per_step": numbers.users_per_step,
-        "batch_size": numbers.negatives,
-        "initial_batch_size": 0,
-    }
+    sampling = bx.Sampling(numbers.users_per_step, numbers.negatives, initial_batch_size=0)
     x0 = model.start(jax.random.key(0))
     began = time.perf_counter()
-    state = compiled_init(solver, problem, x0, y0, jax.random.key(1), **plan)
-    inputs = (numbers_as_arrays(solver), problem)
-    state, total = compiled_chunk(inputs, state, 1)
-    jax.block_until_ready(state)
+    state = eqx.filter_jit(solver.init)(problem, x0, y0, key=jax.random.key(1), sampling=sampling)
+    inputs, steps = (problem, solver), settings.epochs * per_epoch
+    state = jax.block_until_ready(_advance(inputs, state, steps))
     compiled = time.perf_counter() - began
     del x0, y0
 
     def epochs() -> None:
-        nonlocal state, total
-        state, total = compiled_chunk(inputs, state, settings.epochs * per_epoch)
-        jax.block_until_ready(state)
+        nonlocal state
+        state = jax.block_until_ready(_advance(inputs, state, steps))
 
     seconds = [taken / settings.epochs for taken in _repeat(epochs, settings.repeats)]
-    if not np.isfinite(float(total.high)):
+    if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(state.z)):
         raise FloatingPointError(f"{method} diverged while it was timed: the times mean nothing")
     return {
         "what": f"epoch of {method}, {form}",
@@ -152,6 +146,12 @@ def _time_evaluation(held: tuple[Held, ...], parts: Parts, model: Any, settings:
         "compile s": compiled,
         "peak GiB": _peak(),
     }
+
+
+@eqx.filter_jit(donate="all-except-first")
+def _advance(inputs: tuple[bx.Problem, bx.AbstractSolver], state: bx.State, steps: int) -> bx.State:
+    """Steps as one program that takes over the state."""
+    return bx.advance(*inputs, state, steps)
 
 
 def _repeat(work: Callable[[], None], times: int) -> list[float]:

@@ -21,9 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bilevax._util import checks
-from bilevax.applications.ranking import BILEVEL, METHODS, NeuMF, train_many
-from bilevax.applications.ranking import Settings as Numbers
+from bilevax import checks
+from bilevax.applications.ranking import BILEVEL, METHODS, NeuMF, TrainingSettings, train_many
 from bilevax.applications.ranking.methods import DISCOUNTS, SURROGATES
 from bilevax.applications.ranking.presets import tuned
 from bilevax.experiments.ndcg import Parts, load_parts
@@ -219,7 +218,7 @@ class _Search:
             self.parts.train,
             self.model,
             method,
-            Numbers().replace(**fixed),
+            TrainingSettings().replace(**fixed),
             columns,
             keys=keys,
             epochs=settings.epochs,
@@ -259,7 +258,7 @@ class _Search:
             return None
         if self.warm is None:
             settings = self.settings
-            numbers = Numbers().replace(**tuned(settings.data, "softmax"))
+            numbers = TrainingSettings().replace(**tuned(settings.data, "softmax"))
             key = jax.random.split(jax.random.key(settings.seed), 1)
             plan = {"epochs": settings.warm_up, "every": settings.warm_up, "dev": self.parts.held_dev}
             self.warm = train_many(self.parts.train, self.model, "softmax", numbers, keys=key, **plan).x

@@ -177,10 +177,10 @@ def bilevel(
 
     found = bx.sweep(
         [task.problem for task in tasks],
-        bx.BSVRBv2,
-        {name: [value] for name, value in method["solver"].items()},
         tasks[0].x0,
         tasks[0].y0,
+        solver=bx.BSVRBv2,
+        settings={name: [value] for name, value in method["solver"].items()},
         steps=steps,
         keys=jax.random.split(jax.random.key(0), len(tasks)),
         blocks_per_step=min(config["blocks_per_step"], method["blocks"]),

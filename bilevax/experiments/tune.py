@@ -158,10 +158,10 @@ def _sweep(
         rows = np.minimum(np.arange(begin, begin + group), count - 1)
         swept = bx.sweep(
             task.problem,
-            validation.METHODS[method],
-            {name: list(column[rows]) for name, column in columns.items()},
             task.x0,
             task.y0,
+            solver=validation.METHODS[method],
+            settings={name: list(column[rows]) for name, column in columns.items()},
             steps=settings.steps,
             keys=jax.random.split(jax.random.key(settings.seed), 1),
             blocks_per_step=max(1, settings.blocks // 10),

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import KW_ONLY
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax._problem.levels import Mean
 from bilevax._problem.problem import Problem
 from bilevax._problem.rows import PerBlock, Shared
 from bilevax._problem.sampling import START, Sampler
 from bilevax._problem.stream import Stream
 from bilevax._step.coefficients import Coefficient
-from bilevax._step.oracles import Oracles, count_pass, count_visits, rows_per_visit
+from bilevax._step.oracles import Oracles, count_pass, rows_per_visit
 from bilevax._step.ordering import after
 from bilevax._step.passes import MOST, over_all_blocks
 from bilevax._step.slots import Memory, Moving
 from bilevax._step.state import State
-from bilevax._step.trackers import Identity, TrackedSolve, Tracker, Visit
+from bilevax._step.trackers import TrackedSolve
+from bilevax._step.visit import Visit
 from bilevax._util import checks
 from bilevax._util.trees import PyTree, combine, where_slot, zeros_like
-from bilevax.solvers.inputs import check_own_slots
 from bilevax.solvers.recipe import Recipe
+from bilevax.solvers.start_checks import check_own_slots
 from bilevax.solvers.upper import UpperStep
 
 _COUNTED = 2**12  # steps whose coins are counted together
@@ -76,6 +77,7 @@ class BlockPAGE(Recipe):
     """
 
     upper_step: UpperStep
+    _: KW_ONLY
     lower_step: Coefficient | None = None
     inverse_step: Coefficient | None = None
     refresh_chance: float | None = None
@@ -92,23 +94,24 @@ class BlockPAGE(Recipe):
             raise TypeError("refresh_chance must be a number, got a function")
         checks.coefficient("refresh_chance", self.refresh_chance, high=1.0, kinds="a number")
 
-    def init(self, problem: Problem, x0: PyTree, y0: PyTree = None, *, key: Array, **plan: Any) -> State:
-        """As `Recipe.init`, but `initial_batch_size=None` takes all rows.
+    def check(self, problem: Problem, sampler: Sampler) -> None:
+        """Raises if a hyper-parameter or a level does not fit the method."""
+        check_own_slots(type(self).__name__, problem)
+        super().check(problem, sampler)
 
-        If there are mean levels, `shuffle` is not followed. Their y_i jump when they are visited, and z
-        learns of it only where a block is visited twice in a row, which shuffled epochs avoid.
+    def start(self, problem: Problem, x0: PyTree, y0: PyTree, sampler: Sampler) -> State:
+        """The state before the first step.
+
+        If there are mean levels, `shuffle` is ignored. Their y_i jump when they are visited, and z learns of
+        it only where a block is visited twice in a row, which shuffled epochs avoid.
         """
-        if any(isinstance(level, Mean) for level in problem.levels.values()):
-            plan = plan | {"shuffle": False}
-        return super().init(problem, x0, y0, key=key, **plan)
+        if not all(level.has_hessian for level in problem.levels.values()):
+            sampler = dataclasses.replace(sampler, shuffle=False)
+        return super().start(problem, x0, y0, sampler)
 
-    def trackers(self, problem: Problem) -> dict[str, Tracker]:
-        check_own_slots(self, problem)
-        return super().trackers(problem)
-
-    def first_rows(self, initial_batch_size: Any, batch_size: int | None) -> int | None:
+    def first_rows(self, sampler: Sampler) -> int | None:
         """All rows of every block, unless another number is given."""
-        return super().first_rows("all" if initial_batch_size is None else initial_batch_size, batch_size)
+        return None if sampler.initial_batch_size is None else sampler.first_rows
 
     def renew(
         self, problem: Problem, state: State, levels: dict[str, Any], z: PyTree
@@ -143,7 +146,7 @@ class BlockPAGE(Recipe):
             seen = whole.look(problem, state, sample, visits)
             for name, tracker in whole.trackers(problem).items():
                 rows, _ = tracker.refresh(visits[name], seen)
-                if isinstance(tracker, Identity):  # z belongs to the y from before, as in every step
+                if not problem.levels[name].has_hessian:  # z belongs to the y from before, as in every step
                     rows = Memory(y=rows.y, previous=visits[name].rows.y, visit=rows.visit)
                 slots = after(blocks, problem.count, (seen.gradients[0].x, rows.y, rows.v))
                 levels = levels | {name: levels[name].put(slots, rows)}
@@ -152,13 +155,11 @@ class BlockPAGE(Recipe):
         together = max(1, min(MOST, _ROWS // _longest(problem)))
         return over_all_blocks(problem.count, look, (levels, zeros_like(z)), together)
 
-    def count_oracles(
-        self, problem: Problem, sampler: Sampler, steps: int, first_rows: int | None
-    ) -> Oracles:
+    def count_oracles(self, problem: Problem, sampler: Sampler, steps: int) -> Oracles:
         """Two points of the sampled blocks per step, and one of all blocks and rows per refresh."""
         refreshes = int(_heads(steps, self._chance(problem, sampler)))
-        visits = count_visits(self, problem, sampler, steps, first_rows)
-        return visits + count_pass(self, problem, None) * refreshes
+        whole = count_pass(self.oracles(problem), problem, None)
+        return super().count_oracles(problem, sampler, steps) + whole * refreshes
 
 
 class _Whole(Recipe):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
-
-from jax import Array
+from dataclasses import KW_ONLY
+from typing import ClassVar
 
 from bilevax._problem.groups import groups_of
 from bilevax._problem.problem import Problem
@@ -15,7 +14,8 @@ from bilevax._step.lagrangian import Gradients, Point
 from bilevax._step.oracles import Oracles, count_pass, count_rows
 from bilevax._step.state import State
 from bilevax._step.stored_gradients import Slopes, lower_slopes, upper_slopes
-from bilevax._step.trackers import Look, TrackedSolve, Tracker, Visit
+from bilevax._step.trackers import TrackedSolve
+from bilevax._step.visit import Look, Visit
 from bilevax._util.trees import PyTree, combine, zeros_like
 from bilevax.solvers.gradient_table import (
     UPPER,
@@ -25,8 +25,8 @@ from bilevax.solvers.gradient_table import (
     levels_of,
     parts_of,
 )
-from bilevax.solvers.inputs import check_own_slots
 from bilevax.solvers.recipe import Recipe
+from bilevax.solvers.start_checks import check_own_slots
 from bilevax.solvers.upper import UpperStep
 
 
@@ -73,6 +73,7 @@ class BlockSAGA(Recipe):
     """
 
     upper_step: UpperStep
+    _: KW_ONLY
     lower_step: Coefficient | None = None
     inverse_step: Coefficient | None = None
     radius: Coefficient | None = None
@@ -84,27 +85,27 @@ class BlockSAGA(Recipe):
     lazy = False
     curvature = TrackedSolve()
 
-    def init(self, problem: Problem, x0: PyTree, y0: PyTree = None, *, key: Array, **plan: Any) -> State:
-        """As `Recipe.init`; `initial_batch_size` is None, "all" or 0."""
-        state = super().init(problem, x0, y0, key=key, **plan)
+    def check(self, problem: Problem, sampler: Sampler) -> None:
+        """Raises if a hyper-parameter or a level does not fit the method."""
+        check_own_slots(type(self).__name__, problem)
+        if sampler.initial_batch_size not in (None, "all", 0):
+            raise ValueError(
+                "initial_batch_size must be None, 'all' or 0 for BlockSAGA, whose table holds all rows, got "
+                f"{sampler.initial_batch_size!r}"
+            )
+        super().check(problem, sampler)
+
+    def start(self, problem: Problem, x0: PyTree, y0: PyTree, sampler: Sampler) -> State:
+        """The state before the first step, with the table filled from all rows."""
+        state = super().start(problem, x0, y0, sampler)
         parts = blank_table(problem, state)
-        if self.first_rows(plan.get("initial_batch_size"), None) != 0:
+        if self.first_rows(sampler) != 0:
             parts = filled_table(problem, state, parts)
         return dataclasses.replace(state, store=parts)
 
-    def trackers(self, problem: Problem) -> dict[str, Tracker]:
-        check_own_slots(self, problem)
-        return super().trackers(problem)
-
-    def first_rows(self, initial_batch_size: Any, batch_size: int | None) -> int | None:
+    def first_rows(self, sampler: Sampler) -> int | None:
         """All rows of every block, or none."""
-        rows = super().first_rows("all" if initial_batch_size is None else initial_batch_size, batch_size)
-        if rows:
-            raise ValueError(
-                "initial_batch_size must be None, 'all' or 0 for BlockSAGA, whose table holds all rows, got "
-                f"{initial_batch_size!r}"
-            )
-        return rows
+        return 0 if sampler.initial_batch_size == 0 else None
 
     def draw(self, problem: Problem, state: State) -> Sample:
         """The blocks of a step, and a row group of each."""
@@ -141,21 +142,19 @@ class BlockSAGA(Recipe):
         )
         return Look(problem, sample, [point], [v], [total], parts)
 
-    def count_oracles(
-        self, problem: Problem, sampler: Sampler, steps: int, first_rows: int | None
-    ) -> Oracles:
+    def count_oracles(self, problem: Problem, sampler: Sampler, steps: int) -> Oracles:
         """A group of each sampled block per step; first a pass over all rows, and one over all groups."""
         groups, visits = groups_of(problem, sampler.batch_size), steps * sampler.per_step
         drawn = visits * sum(one.mean_rows(problem.count) for one in groups.values())
         total = self.oracles(problem) * visits + Oracles(rows=round(drawn))
-        if first_rows == 0:
+        if self.first_rows(sampler) == 0:
             return total
         trackers, table = self.trackers(problem), count_rows(problem, None, problem.count)
         for part, source in parts_of(problem).items():
             of_levels = sum((trackers[n].oracles for n in levels_of(problem, part)), Oracles())
             once = Oracles(gradients=2) if part == UPPER else of_levels
             table += once * groups[source].total(problem.count)
-        return total + table + count_pass(self, problem, None)
+        return total + table + count_pass(self.oracles(problem), problem, None)
 
 
 def _sum(trees: list[PyTree], empty: PyTree) -> PyTree:

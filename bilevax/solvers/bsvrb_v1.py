@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY
 
 from jax import Array
 
@@ -50,6 +51,7 @@ class BSVRBv1(Recipe):
     """
 
     upper_step: UpperStep
+    _: KW_ONLY
     lower_step: Coefficient | None = None
     alpha: Coefficient = 0.1
     alpha_bar: Coefficient | None = None

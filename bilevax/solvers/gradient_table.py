@@ -10,7 +10,6 @@ import numpy as np
 from jax import Array
 
 from bilevax._problem.groups import Drawn, Groups, groups_of, source_names
-from bilevax._problem.levels import Mean
 from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import Sample
 from bilevax._step.lagrangian import Point
@@ -26,8 +25,8 @@ from bilevax._step.stored_gradients import (
     upper_sees_x,
     upper_slopes,
 )
+from bilevax._util.memory import available_bytes
 from bilevax._util.trees import PyTree, zeros_like
-from bilevax.solvers.rsvrb import available_bytes
 
 UPPER = "f"  # the part of ℓ that is f; the others are called by their data sources
 _NUMBERS = 2**24  # of gradients by x that are held together while the table is filled
@@ -102,7 +101,7 @@ def filled_table(problem: Problem, state: State, parts: dict[str, Part]) -> dict
         look = _filling(problem, groups, part, source, Point(state.x, y), v)
         out[part] = over_all_blocks(problem.count, look, parts[part], together)
         if part == UPPER:
-            means = {n: out[part].mean.y[n] for n, level in problem.levels.items() if isinstance(level, Mean)}
+            means = {n: out[part].mean.y[n] for n, level in problem.levels.items() if not level.has_hessian}
             v = v | means
     return out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY
 
 from jax import Array
 
@@ -47,6 +48,7 @@ class KSONG(Recipe):
     """
 
     upper_step: UpperStep
+    _: KW_ONLY
     lower_step: Coefficient | None = None
     alpha: Coefficient = 0.9
     alpha_bar: Coefficient | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY
 
 from jax import Array
 
@@ -46,6 +47,7 @@ class MMBO(Recipe):
     """
 
     upper_step: UpperStep
+    _: KW_ONLY
     lower_step: Coefficient | None = None
     inverse_step: Coefficient | None = None
     alpha: Coefficient = 0.9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY
 
 from jax import Array
 
@@ -41,6 +42,7 @@ class MSVR(Recipe):
     """
 
     upper_step: UpperStep
+    _: KW_ONLY
     alpha: Coefficient = 0.1
     beta: float | Callable[[Array], Array] = 0.1
     gamma: Coefficient | None = None

@@ -3,51 +3,68 @@
 sample → gather and catch up → ℓ-gradients at t and t−1 → track → scatter → move x
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: equinox reads abstract fields from real annotations.
 import dataclasses
-from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from bilevax._problem.levels import Mean
+from bilevax._problem.levels import Level
 from bilevax._problem.problem import Problem
-from bilevax._problem.sampling import Sample, Sampler, make_sampler
+from bilevax._problem.sampling import Sample, Sampler
+from bilevax._problem.view import BlockView
 from bilevax._step.clocks import Clocks
 from bilevax._step.coefficients import Coefficient, evaluate, first
 from bilevax._step.estimators import moving_average, msvr_gamma, storm
-from bilevax._step.lagrangian import Point, gradients, upper_gradients
-from bilevax._step.oracles import Oracles
+from bilevax._step.lagrangian import Point, gradients, lagrangian, upper_gradients
+from bilevax._step.oracles import Oracles, count_pass, count_steps
 from bilevax._step.ordering import after
 from bilevax._step.slots import Moving
 from bilevax._step.state import Info, State
-from bilevax._step.trackers import Identity, Look, Rates, TrackedHessian, Tracker, Visit
+from bilevax._step.trackers import Identity, Tracker
+from bilevax._step.visit import Look, Rates, Visit
 from bilevax._util import checks
 from bilevax._util.trees import PyTree, norm, root_mean_square
-from bilevax.solvers.inputs import first_rows
+from bilevax.solvers.base import AbstractSolver
 from bilevax.solvers.start import start_state
+from bilevax.solvers.start_checks import slot_shape
 from bilevax.solvers.upper import UpperStep, upper_move
 
-STACKED = 2**20  # numbers of a point, up to which both points of a step are stacked on an accelerator
+STACKED = 2**20  # entries of a point, up to which both points of a step are stacked on an accelerator
 
 
-class Recipe(eqx.Module):
-    """A method as three choices; see the methods' own files.
+class Recipe(AbstractSolver):
+    """A method as a few choices over the one step.
+
+    A subclass sets the class attributes and has its hyper-parameters as fields. Hooks that a method may
+    override, in the order in which a step calls them:
+
+    - `draw(problem, state)`: the blocks and rows of a step;
+    - `rates(problem, state, name, touched, stage)`: the coefficients of a level at this step;
+    - `look(problem, state, sample, visits)`: the points, multipliers and gradients that a step sees;
+    - `scalar(view, y, v, rates)`: what is differentiated, ℓ unless overridden;
+    - `renew(problem, state, levels, z)`: a last change of what is tracked, before x moves.
+
+    At the start: `check`, `tracker(level)`, `first_rows(sampler)`.
 
     Class attributes:
       corrected: True tracks with MSVR and STORM, looking at t and t−1; False with moving averages.
       lazy: True moves all slots, lazily; False only those that are visited.
-      curvature: the tracker of argmin levels; None if the method takes mean levels only.
+      curvature: the tracker of levels with a Hessian; None if the method does not take them.
+      means: the tracker of levels without one; None if the method does not take them.
     """
 
-    distributed: ClassVar[bool] = True  # its step takes means over devices that share the blocks
+    distributed: ClassVar[bool] = True
     corrected: ClassVar[bool]
     lazy: ClassVar[bool]
     curvature: ClassVar[Tracker | None]
+    means: ClassVar[Tracker | None] = Identity()
 
     upper_step: eqx.AbstractVar[UpperStep]
     alpha: eqx.AbstractVar[Coefficient]
@@ -66,59 +83,48 @@ class Recipe(eqx.Module):
             checks.coefficient(name, self.option(name), by_level=True)
 
     def option(self, name: str) -> Any:
-        """A field that not every recipe has."""
-        return getattr(self, name, None)
+        """A hyper-parameter that not every recipe has; None if this one does not."""
+        return self.coefficients().get(name)
 
     def fixes(self, name: str) -> bool:
         """Whether a coefficient is part of the method, a class attribute: restarts do not scale it."""
-        return name not in {field.name for field in dataclasses.fields(self)}
+        return name not in self.coefficients()
 
-    def init(
-        self,
-        problem: Problem,
-        x0: PyTree,
-        y0: PyTree = None,
-        *,
-        key: Array,
-        blocks_per_step: int | None = None,
-        batch_size: int | None = None,
-        shuffle: bool = True,
-        initial_batch_size: int | Literal["all"] | None = None,
-        strata: int | None = None,
-    ) -> State:
-        """The state before the first step.
+    def check(self, problem: Problem, sampler: Sampler) -> None:
+        """Raises if a hyper-parameter or a level does not fit the method."""
+        super().check(problem, sampler)
+        self.trackers(problem)
+        for level in problem.levels:
+            if isinstance(self.alpha, Mapping) and level not in self.alpha:
+                named = sorted(self.alpha)
+                raise ValueError(f"alpha must name every lower level, got {named}, without {level!r}")
+            if self.corrected:
+                self._check_gamma(problem, sampler, level)
 
-        Args:
-          problem: the problem.
-          x0: where x starts.
-          y0: where the lower variables start, with the slots as leading axis; a dict if the levels
-            have names. A mean level may be left None: it then starts from its first batch.
-          key: the random key of the whole run.
-          blocks_per_step: I, the blocks a step visits; None visits all of them.
-          batch_size: B, the rows per visited block; None takes all of them.
-          shuffle: blocks in shuffled epochs if True, else drawn anew in each step.
-          initial_batch_size: the rows per block that the first estimators come from; None takes
-            `batch_size`, "all" takes all rows, 0 starts the estimators from zero.
-          strata: divides the blocks into so many runs of equal length, and draws as many of each; None draws
-            from all of them as one.
+    def _check_gamma(self, problem: Problem, sampler: Sampler, level: str) -> None:
+        """Raises where α = 1 would make the default γ infinite."""
 
-        Returns:
-          The state, to be given to `step`.
-        """
-        sampler = make_sampler(problem, key, blocks_per_step, batch_size, shuffle, strata)
-        return start_state(self, problem, x0, y0, sampler, initial_batch_size)
+        def known(name: str) -> Any:
+            value = self.alpha if name == "alpha" else self.option(name)
+            return value.get(level) if isinstance(value, Mapping) else value
+
+        for alpha, gamma in (("alpha", "gamma"), ("alpha_bar", "gamma_bar")):
+            given = known(gamma) is not None or known("gamma") is not None
+            if given or not _is_one(known(alpha)):
+                continue
+            touched = sampler.per_step * int(np.prod(slot_shape(problem, sampler, level)))
+            if sampler.chance(problem, level, touched) < 1:
+                raise ValueError(
+                    f"{alpha} must be less than 1 where {gamma} is left out and a step visits {touched} of "
+                    f"{problem.slots_of(level)} slots, got {alpha} = 1: (m−I)/(I(1−α)) + (1−α) is infinite"
+                )
+
+    def start(self, problem: Problem, x0: PyTree, y0: PyTree, sampler: Sampler) -> State:
+        """The state before the first step."""
+        return start_state(self, problem, x0, y0, sampler)
 
     def step(self, problem: Problem, state: State, stage: Array | int = 0) -> tuple[State, Info]:
-        """Takes one step.
-
-        Args:
-          problem: the problem.
-          state: what `init` or the step before returned.
-          stage: the number of restarts so far (see `Restart`).
-
-        Returns:
-          The new state, and what the step saw.
-        """
+        """Takes one step; see `AbstractSolver.step`."""
         sample = self.draw(problem, state)
         visits = self.visits(problem, state, sample, stage)
         look = self.look(problem, state, sample, visits)
@@ -162,18 +168,23 @@ class Recipe(eqx.Module):
     def renew(
         self, problem: Problem, state: State, levels: dict[str, Any], z: PyTree
     ) -> tuple[dict[str, Any], PyTree]:
-        """The tracked quantities before x moves: for methods that now and then compute them anew."""
+        """The tracked quantities before x moves: for methods that sometimes compute them from scratch."""
         return levels, z
+
+    def tracker(self, level: Level) -> Tracker | None:
+        """The tracker of a level; None if the method does not take it."""
+        return self.curvature if level.has_hessian else self.means
 
     def trackers(self, problem: Problem) -> dict[str, Tracker]:
         """Which tracker follows which lower level."""
         out: dict[str, Tracker] = {}
         for name, level in problem.levels.items():
-            tracker = Identity() if isinstance(level, Mean) else self.curvature
+            tracker = self.tracker(level)
             if tracker is None:
+                other = "mean" if level.has_hessian else "argmin"
                 raise ValueError(
-                    f"{type(self).__name__} takes mean lower levels only, got the argmin level {name!r}: "
-                    "use BSVRBv1 or BSVRBv2"
+                    f"{type(self).__name__} takes {other} lower levels only, got the {level.kind} level "
+                    f"{name!r}: use BSVRBv1 or BSVRBv2"
                 )
             out[name] = tracker
         return out
@@ -195,22 +206,35 @@ class Recipe(eqx.Module):
         }
 
     def look(self, problem: Problem, state: State, sample: Sample, visits: dict[str, Visit]) -> Look:
-        """The points [now] or [now, before], the v there, and the gradients of ℓ there."""
-        trackers = self.trackers(problem)
-        recalled = {name: tracker.recall(visits[name]) for name, tracker in trackers.items()}
+        """What a step sees at the points [now] or [now, before]."""
+        recalled = {name: one.recall(visits[name]) for name, one in self.trackers(problem).items()}
         xs = [state.x, state.x_before] if self.corrected else [state.x]
         points = [Point(x, {n: ys[place] for n, ys in recalled.items()}) for place, x in enumerate(xs)]
+        return self.look_at(problem, sample, visits, points)
+
+    def look_at(
+        self, problem: Problem, sample: Sample, visits: dict[str, Visit], points: list[Point]
+    ) -> Look:
+        """The multipliers and the gradients at some points."""
+        trackers = self.trackers(problem)
         by_y: list[dict[str, PyTree]] = [{} for _ in points]
         if any(tracker.needs_upper_gradient for tracker in trackers.values()):
             by_y = _at_points(lambda point: upper_gradients(problem, point, sample), points)
         found = {n: t.directions(visits[n], [one.get(n) for one in by_y]) for n, t in trackers.items()}
         v = [{n: vs[place] for n, vs in found.items()} for place in range(len(points))]
         signs = [jnp.ones(()), -jnp.ones(())][: len(points)]
+        scalar = functools.partial(self.scalar, rates={name: visit.rates for name, visit in visits.items()})
         seen = _at_points(
-            lambda at: gradients(problem, at[0], at[1], sample, at[2]),
+            lambda at: gradients(problem, at[0], at[1], sample, at[2], scalar),
             list(zip(points, v, signs, strict=True)),
         )
         return Look(problem, sample, points, v, seen)
+
+    def scalar(
+        self, view: BlockView, y: dict[str, PyTree], v: dict[str, PyTree], rates: dict[str, Rates]
+    ) -> tuple[Array, Array]:
+        """The scalar of one block whose gradients a step takes, and its f; ℓ unless overridden."""
+        return lagrangian(view, y, v)
 
     def rates(self, problem: Problem, state: State, name: str, touched: int, stage: Array | int) -> Rates:
         """The coefficients of a level at the present step: a restart halves α and shrinks steps by √2."""
@@ -220,7 +244,7 @@ class Recipe(eqx.Module):
 
         chance = state.sampler.chance(problem, name, touched)
         halved, shrunk = 1.0 if self.fixes("alpha") else 0.5**stage, 0.5 ** (0.5 * stage)
-        alpha = at("alpha") * halved
+        alpha = evaluate(self.alpha, state.step, name) * halved
         alpha_bar = alpha if at("alpha_bar") is None else at("alpha_bar") * halved
         gamma, gamma_bar = at("gamma"), at("gamma_bar")
         if self.corrected:
@@ -231,36 +255,44 @@ class Recipe(eqx.Module):
             smoothness = state.smoothness[name]
             safe = 2 / (3 * smoothness) * (chance if self.lazy else 1.0)
             lower_step = first(lower_step, safe)
-        if not isinstance(problem.levels[name], Mean):
+        if problem.levels[name].has_hessian:
             lower_step, inverse_step = lower_step * shrunk, first(inverse_step, lower_step) * shrunk
         floor = first(at("floor"), state.floors.get(name))
         return Rates(alpha, gamma, alpha_bar, gamma_bar, lower_step, inverse_step, at("radius"), floor)
 
-    def oracles(self, problem: Problem) -> Oracles:
-        """What a step asks of f and g for each block it visits."""
-        points = 2 if self.corrected else 1
-        total = Oracles(gradients=2)
-        for tracker in self.trackers(problem).values():
-            total += tracker.oracles
-        return total * points
-
-    def first_rows(self, initial_batch_size: Any, batch_size: int | None) -> int | None:
+    def first_rows(self, sampler: Sampler) -> int | None:
         """The rows per block of the first pass: None for all of them, 0 for no pass."""
-        return first_rows(initial_batch_size, batch_size)
+        return sampler.first_rows
 
-    def missing(self, name: str) -> set[str]:
-        """Which of the coefficients that an argmin level needs were left out, and must be estimated."""
-        needed = {"lower_step"} | ({"floor"} if isinstance(self.curvature, TrackedHessian) else set())
+    def missing(self, name: str, tracker: Tracker) -> set[str]:
+        """Which of the coefficients that a level needs were left out, and must be estimated."""
         start = jnp.zeros((), jnp.int32)
-        return {option for option in needed if evaluate(self.option(option), start, name) is None}
+        return {one for one in tracker.coefficients if evaluate(self.option(one), start, name) is None}
+
+    def oracles(self, problem: Problem) -> Oracles:
+        """The oracle calls of one visited block at one point."""
+        return sum((tracker.oracles for tracker in self.trackers(problem).values()), Oracles(gradients=2))
+
+    def count_oracles(self, problem: Problem, sampler: Sampler, steps: int) -> Oracles:
+        """The calls of some steps, and of the first pass over all blocks."""
+        per_visit = self.oracles(problem) * (2 if self.corrected else 1)
+        total = count_steps(per_visit, problem, sampler, steps)
+        rows = self.first_rows(sampler)
+        return total if rows == 0 else total + count_pass(self.oracles(problem), problem, rows)
+
+
+def _is_one(value: Any) -> bool:
+    value = value(jnp.zeros((), jnp.int32)) if callable(value) else value
+    unknown = value is None or checks.is_traced(value)
+    return not unknown and bool(np.asarray(value) >= 1)
 
 
 def _at_points(function: Callable[[Any], Any], points: list[Any]) -> list[Any]:
     """function at every point.
 
-    On an accelerator both points are one batched program: half the launches. On a CPU they are two: its
-    products of a matrix with one vector are faster than those with two. So they are where x is so large that
-    to stack both takes longer than to launch.
+    On an accelerator both points are one batched program: half the launches. On a CPU they are two programs,
+    because products of a matrix with one vector are faster there than those with two. They also are where x
+    is so large that stacking both takes longer than launching twice.
     """
     numbers = sum(leaf.size for leaf in jax.tree.leaves(points[0]))
     if len(points) == 1 or jax.default_backend() == "cpu" or numbers > STACKED:
@@ -270,7 +302,7 @@ def _at_points(function: Callable[[Any], Any], points: list[Any]) -> list[Any]:
 
 
 def _stack(now: Array, before: Array) -> Array:
-    """Both, along a first axis: as a choice, which is merged into what uses it. A stack would not be."""
+    """Both, along a first axis: as a `where`, which is merged into what uses it. A stack would not be."""
     place = jnp.arange(2).reshape((2,) + (1,) * jnp.ndim(now))
     return jnp.where(place == 0, now, before)
 

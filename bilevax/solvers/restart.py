@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import equinox as eqx
 import jax.numpy as jnp
 from jax import Array
 
 from bilevax._problem.problem import Problem
+from bilevax._problem.sampling import Sampler
+from bilevax._step.oracles import Oracles
 from bilevax._step.state import Info, State
 from bilevax._util import checks
 from bilevax._util.trees import PyTree
+from bilevax.solvers.base import AbstractSolver
 
 
-class Restart(eqx.Module):
+class Restart(AbstractSolver):
     r"""Runs a solver in stages: the RE- form of a method.
 
     Stage k = 0, 1, … lasts :math:`2^k` times `first` steps; in it α, ᾱ and β are :math:`2^{-k}` times, and
@@ -37,16 +38,21 @@ class Restart(eqx.Module):
       Bilevel Optimization*, ICML 2023, Algorithm 3 and Theorem 2.
     """
 
-    solver: Any
-    first: int = eqx.field(static=True)
-    stages: int = eqx.field(static=True)
+    solver: AbstractSolver
+    first: int = eqx.field(static=True, kw_only=True)
+    stages: int = eqx.field(static=True, kw_only=True)
 
     def __check_init__(self) -> None:
-        checks.solver(self.solver)
+        checks.solver(self.solver, AbstractSolver)
         if isinstance(self.solver, Restart):
             raise TypeError("solver must not itself be restarted, got a Restart")
         checks.whole_number("first", self.first, 1)
         checks.whole_number("stages", self.stages, 1, 30)
+
+    @property
+    def distributed(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the solver inside can be used with a mesh."""
+        return self.solver.distributed
 
     @property
     def steps(self) -> int:
@@ -59,10 +65,18 @@ class Restart(eqx.Module):
         ends = [min(self.first * (2**k - 1), last) for k in range(1, self.stages)]
         return jnp.sum(jnp.asarray(step) >= jnp.asarray(ends, jnp.int32), dtype=jnp.int32)
 
-    def init(self, problem: Problem, x0: PyTree, y0: PyTree = None, **arguments: Any) -> State:
-        """The solver's own `init`."""
-        return self.solver.init(problem, x0, y0, **arguments)
+    def check(self, problem: Problem, sampler: Sampler) -> None:
+        """The checks of the solver inside."""
+        self.solver.check(problem, sampler)
 
-    def step(self, problem: Problem, state: State) -> tuple[State, Info]:
+    def start(self, problem: Problem, x0: PyTree, y0: PyTree, sampler: Sampler) -> State:
+        """The start of the solver inside."""
+        return self.solver.start(problem, x0, y0, sampler)
+
+    def step(self, problem: Problem, state: State, stage: Array | int = 0) -> tuple[State, Info]:
         """One step with the parameters of its stage."""
-        return self.solver.step(problem, state, self.stage(state.step))
+        return self.solver.step(problem, state, self.stage(state.step) + stage)
+
+    def count_oracles(self, problem: Problem, sampler: Sampler, steps: int) -> Oracles | None:
+        """The count of the solver inside."""
+        return self.solver.count_oracles(problem, sampler, steps)

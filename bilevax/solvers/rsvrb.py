@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from dataclasses import KW_ONLY
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from bilevax._problem.levels import Argmin
 from bilevax._problem.problem import Problem
-from bilevax._problem.sampling import SECOND_BLOCKS, START, Sample, make_sampler
+from bilevax._problem.sampling import SECOND_BLOCKS, START, Sample, Sampler
+from bilevax._problem.view import BlockView, each_block
 from bilevax._step.clocks import Clock, Clocks, CompensatedSum
 from bilevax._step.coefficients import evaluate, first
-from bilevax._step.lagrangian import over_blocks
 from bilevax._step.linear_algebra import raise_eigenvalues, solve, unflatten_slots
-from bilevax._step.oracles import Oracles
+from bilevax._step.oracles import Oracles, count_pass, count_steps
 from bilevax._step.ordering import after
 from bilevax._step.slots import Moving, gather, project_ball, scatter
 from bilevax._step.smoothness import estimate_floor, estimate_smoothness
 from bilevax._step.state import Info, State
+from bilevax._step.trackers import check_factorable
 from bilevax._util import checks
+from bilevax._util.memory import available_bytes
 from bilevax._util.trees import PyTree, norm, result_dtype, spread, zeros_like
-from bilevax.solvers.inputs import check_coefficients, check_factorable, checked_start, first_rows
-from bilevax.solvers.upper import UpperStep, upper_move
+from bilevax.solvers.base import AbstractSolver
+from bilevax.solvers.start_checks import checked_start
+from bilevax.solvers.upper import UpperStep, upper_move, upper_start
 
 
 class Pieces(eqx.Module):
@@ -57,8 +58,27 @@ class Tracked(eqx.Module):
     pieces: Pieces
     stamp: CompensatedSum
 
+    def parts(self) -> list[tuple[str, PyTree]]:
+        """The stored quantities by their letters, causes before effects."""
+        return [("s", self.y.slope), ("y", self.y.value), ("H", self.pieces)]
 
-class RSVRB(eqx.Module):
+    @property
+    def lazy(self) -> set[str]:
+        """The letters of the variables that move between visits: none."""
+        return set()
+
+    @property
+    def slots(self) -> int:
+        """How many slots there are."""
+        return self.stamp.high.shape[0]
+
+    @property
+    def squares(self) -> Tracked:
+        """Every stored number squared."""
+        return jax.tree.map(jnp.square, self)
+
+
+class RSVRB(AbstractSolver):
     r"""Randomized stochastic variance-reduced bilevel method.
 
     Every piece :math:`p \in \{\nabla_x f, \nabla_y f, \nabla_y g, \nabla_{yy}^2 g, \nabla_{xy}^2 g\}`
@@ -104,6 +124,7 @@ class RSVRB(eqx.Module):
 
     distributed: ClassVar[bool] = True  # its step takes means over devices that share the blocks
     upper_step: UpperStep
+    _: KW_ONLY
     lower_step: float | Callable[[Array], Array] | None = None
     beta: float | Callable[[Array], Array] | None = None
     radius: float | Callable[[Array], Array] | None = None
@@ -116,28 +137,19 @@ class RSVRB(eqx.Module):
         checks.coefficient("radius", self.radius)
         checks.coefficient("floor", self.floor)
 
-    def init(
-        self,
-        problem: Problem,
-        x0: PyTree,
-        y0: PyTree = None,
-        *,
-        key: Array,
-        blocks_per_step: int | None = None,
-        batch_size: int | None = None,
-        shuffle: bool = True,
-        initial_batch_size: int | Literal["all"] | None = None,
-        strata: int | None = None,
-    ) -> State:
-        """The state before the first step; the arguments are those of `BSVRBv2.init`.
+    def check(self, problem: Problem, sampler: Sampler) -> None:
+        """Raises if a hyper-parameter or the level does not fit the method."""
+        super().check(problem, sampler)
+        _only_level(problem)
+
+    def start(self, problem: Problem, x0: PyTree, y0: PyTree, sampler: Sampler) -> State:
+        """The state before the first step.
 
         Raises:
           MemoryError: if the tracked Jacobians would not fit.
         """
-        sampler = make_sampler(problem, key, blocks_per_step, batch_size, shuffle, strata)
         name = _only_level(problem)
-        rows = first_rows(initial_batch_size, batch_size)
-        check_coefficients(self, problem, sampler)
+        rows = sampler.first_rows
         x, levels, _ = checked_start(problem, x0, y0, sampler)
         y = levels[name]
         check_factorable(name, y)
@@ -179,17 +191,25 @@ class RSVRB(eqx.Module):
         stamp = CompensatedSum(jnp.zeros((m,), dtype), jnp.zeros((m,), dtype))
         memory = Tracked(Moving(y, slope, None), y, pieces, stamp)
         clocks = {name: Clocks(Clock.start(dtype), Clock.start(dtype))}
-        optimizer = (
-            self.upper_step.init(x) if isinstance(self.upper_step, optax.GradientTransformation) else None
-        )
-        step = jnp.zeros((), jnp.int32)
         return State(
-            step, x, z, x, optimizer, {name: memory}, clocks, smoothness, floors, sampler, problem.named
+            step=jnp.zeros((), jnp.int32),
+            x=x,
+            z=z,
+            back=x,  # little beside the Jacobians
+            optimizer=upper_start(self.upper_step, x),
+            levels={name: memory},
+            clocks=clocks,
+            smoothness=smoothness,
+            floors=floors,
+            sampler=sampler,
+            named=problem.named,
         )
 
-    def oracles(self, problem: Problem) -> Oracles:
-        """What a step asks of f and g for each block it visits: every piece, at two points."""
-        return Oracles(gradients=3, matrices=2) * 2
+    def count_oracles(self, problem: Problem, sampler: Sampler, steps: int) -> Oracles:
+        """Every piece of the visited blocks, at two points per step and at one in the first pass."""
+        pieces = Oracles(gradients=3, matrices=2)
+        total, rows = count_steps(pieces * 2, problem, sampler, steps), sampler.first_rows
+        return total if rows == 0 else total + count_pass(pieces, problem, rows)
 
     def step(self, problem: Problem, state: State, stage: Array | int = 0) -> tuple[State, Info]:
         """Takes one step; see `BSVRBv2.step`."""
@@ -245,7 +265,7 @@ class RSVRB(eqx.Module):
             step=state.step + 1,
             x=x,
             z=z,
-            back=state.x,  # little beside the Jacobians
+            back=state.x,
             optimizer=optimizer,
             levels={name: memory},
             clocks=clocks,
@@ -257,38 +277,32 @@ class RSVRB(eqx.Module):
 def _only_level(problem: Problem) -> str:
     names = list(problem.levels)
     level = problem.levels[names[0]]
-    if len(names) != 1 or not isinstance(level, Argmin) or level.slots is not None:
-        kinds = {name: type(one).__name__.lower() for name, one in problem.levels.items()}
+    if len(names) != 1 or not level.has_hessian or level.slots is not None:
+        kinds = {name: one.kind for name, one in problem.levels.items()}
         raise ValueError(f"RSVRB takes one argmin lower level with a slot per block, got {kinds}")
     return names[0]
 
 
 def _pieces(problem: Problem, name: str, x: PyTree, y: PyTree, sample: Sample) -> tuple[Pieces, PyTree]:
     """The samples of all pieces at a point, and of ∇_y g, per sampled block."""
-    level: Any = problem.levels[name]
     flat_x, unravel_x = ravel_pytree(x)
 
-    def one(flat_x: Array, y: Any, _: Any, constants: Any, upper: Any, lower: Any) -> tuple[Pieces, Array]:
+    def one(view: BlockView, y: PyTree) -> tuple[Pieces, Array]:
         flat_y, unravel_y = ravel_pytree(y)
 
         def f(flat_x: Array, flat_y: Array) -> Array:
-            return problem.upper_value(
-                unravel_x(flat_x), {name: unravel_y(flat_y)}, constants, upper.rows, upper.weight
-            )
+            return view.at(unravel_x(flat_x)).f({name: unravel_y(flat_y)})
 
         def lower_gradient(flat_x: Array, flat_y: Array) -> Array:
-            def g(flat_y: Array) -> Array:
-                rows, weight = lower[name].rows, lower[name].weight
-                return level.value(unravel_x(flat_x), unravel_y(flat_y), constants, rows, weight)
-
-            return jax.grad(g)(flat_y)
+            at_x = view.at(unravel_x(flat_x))
+            return jax.grad(lambda flat_y: at_x.g(name, unravel_y(flat_y)))(flat_y)
 
         by_x, by_y = jax.grad(f, argnums=(0, 1))(flat_x, flat_y)
         hessian = jax.jacfwd(lower_gradient, argnums=1)(flat_x, flat_y)
         jacobian = jax.jacrev(lower_gradient, argnums=0)(flat_x, flat_y)
         return Pieces(by_x, by_y, hessian, jacobian), lower_gradient(flat_x, flat_y)
 
-    pieces, s = over_blocks(one, sample)(flat_x, y, y, sample.constants, sample.upper, sample.lower)
+    pieces, s = each_block(problem, x, sample, one, y)
     return pieces, unflatten_slots(s, y)
 
 
@@ -313,10 +327,7 @@ def _term(pieces: Pieces) -> Array:
 
 
 def _objective(problem: Problem, x: PyTree, y: dict[str, PyTree], sample: Sample) -> Array:
-    def one(x: Any, y: Any, _: Any, constants: Any, upper: Any, lower: Any) -> Array:
-        return problem.upper_value(x, y, constants, upper.rows, upper.weight)
-
-    return jnp.mean(over_blocks(one, sample)(x, y, y, sample.constants, sample.upper, sample.lower))
+    return jnp.mean(each_block(problem, x, sample, lambda view, y: view.f(y), y))
 
 
 def _unravel_like(x: PyTree, flat: Array) -> PyTree:
@@ -326,14 +337,6 @@ def _unravel_like(x: PyTree, flat: Array) -> PyTree:
 
 def _size(tree: PyTree) -> int:
     return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(tree))
-
-
-def available_bytes() -> int:
-    """The memory of the default device, or of the host."""
-    stats = jax.devices()[0].memory_stats() or {}
-    if "bytes_limit" in stats:
-        return int(stats["bytes_limit"])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _check_memory(blocks: int, d_x: int, d_y: int, dtype: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY
 from typing import ClassVar
 
 from bilevax._step.coefficients import Coefficient
@@ -38,6 +39,7 @@ class SOBA(Recipe):
     """
 
     upper_step: UpperStep
+    _: KW_ONLY
     lower_step: Coefficient | None = None
     inverse_step: Coefficient | None = None
     radius: Coefficient | None = None

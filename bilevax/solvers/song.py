@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY
 
 from jax import Array
 
@@ -39,6 +40,7 @@ class SONG(Recipe):
     """
 
     upper_step: UpperStep
+    _: KW_ONLY
     alpha: Coefficient = 0.9
     beta: float | Callable[[Array], Array] = 0.1
 

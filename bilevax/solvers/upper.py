@@ -1,4 +1,4 @@
-"""How x moves, and how a method that looks back gets to the x before."""
+"""How x moves, and how a method that looks back recovers the x before."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ def upper_move(
         return combine((1, now), (shrunk, updates)), optimizer, now
     step = evaluate(upper_step, state.step) * shrunk
     return combine((1, state.x), (-step, z)), state.optimizer, way_back(upper_step, step, state.x)
+
+
+def upper_start(upper_step: UpperStep, x: PyTree) -> PyTree:
+    """The state of an optax transformation before its first step; None for a plain step."""
+    return upper_step.init(x) if isinstance(upper_step, optax.GradientTransformation) else None
 
 
 def way_back(upper_step: UpperStep, step: Any, x: PyTree) -> PyTree:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bilevax._problem.problem import Problem
+from bilevax import Problem
 from bilevax.testing.settings import Settings
 from bilevax.theory import Constants
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bilevax._problem.problem import Problem
+from bilevax import Problem
 from bilevax.testing.family import solve
 from bilevax.testing.logistic_loss import THIRD, losses, mean_gram, row_curvature, row_noise, sigmoid, slopes
 from bilevax.testing.regularised import RegularisedBlocks, penalty

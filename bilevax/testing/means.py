@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bilevax._problem.levels import mean
-from bilevax._problem.problem import Problem
+from bilevax import Problem, mean
 from bilevax.testing.quadratic_upper import QuadraticUpper, inner, upper
 from bilevax.testing.settings import Draws, Settings, number
 

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bilevax._problem.levels import argmin, mean
-from bilevax._problem.problem import Problem
+from bilevax import Problem, argmin, mean
 from bilevax.testing import quadratic_upper
 from bilevax.testing.settings import Draws, Settings, number
 

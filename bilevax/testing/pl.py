@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bilevax._problem.problem import Problem
+from bilevax import Problem
 from bilevax.testing.family import solve, times
 from bilevax.testing.linear import LinearBlocks
 from bilevax.testing.quadratic_upper import lower

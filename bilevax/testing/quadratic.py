@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bilevax._problem.problem import Problem
+from bilevax import Problem
 from bilevax.testing.quadratic_upper import QuadraticUpper, lower, upper
 from bilevax.testing.settings import Draws, Settings, number
 

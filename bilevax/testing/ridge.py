@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bilevax._problem.problem import Problem
+from bilevax import Problem
 from bilevax.testing.family import solve, times
 from bilevax.testing.regularised import RegularisedBlocks, penalty
 from bilevax.testing.settings import Draws, Settings, largest, longest, scatter

@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bilevax._problem.rows import PerBlock
-from bilevax._util.checks import whole_number
+from bilevax import PerBlock, checks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +32,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("m", "d_x", "d_y", "rows"):
-            whole_number(name, getattr(self, name), 1)
-        whole_number("seed", self.seed, 0)
+            checks.whole_number(name, getattr(self, name), 1)
+        checks.whole_number("seed", self.seed, 0)
         number("noise", self.noise, 0)
         number("conditioning", self.conditioning, 1)
         number("coupling", self.coupling, 0)

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from bilevax.experiments.theorems import lanes
-from bilevax.experiments.theorems.problems import initial_rows, make_family, make_plan
-from bilevax.experiments.theorems.scalings import LOWER, UPPER, Sampling, variance_reduced
+from bilevax.experiments.theorems.problems import initial_rows, make_family, make_task
+from bilevax.experiments.theorems.scalings import LOWER, UPPER, Sizes, variance_reduced
 from bilevax.experiments.theorems.truth import Truth
 from bilevax.testing.quadratic_upper import QuadraticUpper
 
@@ -87,9 +87,9 @@ class Settings:
             self, epsilon=0.4, start_epsilon=0.4, grids=grids, copies=(1, 2), seeds=2, most=2000
         )
 
-    def sampling(self, copies: int) -> Sampling:
+    def sampling(self, copies: int) -> Sizes:
         """m, I and B."""
-        return Sampling(self.blocks * copies, self.blocks_per_step, self.batch_size)
+        return Sizes(self.blocks * copies, self.blocks_per_step, self.batch_size)
 
     def family(self, copies: int) -> QuadraticUpper:
         """The problem with so many copies of each block."""
@@ -148,15 +148,15 @@ def answer(
         make(variance_reduced(c, settings.epsilon, sampling, family.constants, UPPER * up, LOWER * low))
         for c, up, low in points
     ]
-    plan = make_plan(family, sampling, initial_rows(settings.epsilon) if initial == "by ε" else initial)
+    task = make_task(family, sampling, initial_rows(settings.epsilon) if initial == "by ε" else initial)
     squared, goal, most = Truth.of(family).squared_gradient, settings.epsilon**2, settings.most * copies
     best = 0
     if len(solvers) > 1:
         keys = jax.random.split(jax.random.key(settings.seed + 1000), settings.tuning_seeds)
-        tuning = lanes.steps_until(plan, solvers, keys, squared, goal, most, race=True).steps.mean(1)
+        tuning = lanes.steps_until(task, solvers, keys, squared, goal, most, race=True).steps.mean(1)
         if not np.isfinite(tuning).any():
             return Answer(question, way, case, np.full(settings.seeds, np.inf), None)
         best = int(np.argmin(tuning))
     keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
-    steps = lanes.steps_until(plan, [solvers[best]], keys, squared, goal, 3 * most).steps[0]
+    steps = lanes.steps_until(task, [solvers[best]], keys, squared, goal, 3 * most).steps[0]
     return Answer(question, way, case, steps, points[best])

@@ -10,14 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bilevax._step.linear_algebra import flatten_slots, solve
-from bilevax._step.state import State
-from bilevax._util.trees import where_slot
+import bilevax as bx
 from bilevax.experiments.report import Report
 from bilevax.experiments.theorems import lanes
-from bilevax.experiments.theorems.problems import initial_rows, make_family, make_plan
-from bilevax.experiments.theorems.scalings import METHODS, Sampling
+from bilevax.experiments.theorems.problems import initial_rows, make_family, make_task
+from bilevax.experiments.theorems.scalings import METHODS, Sizes
 from bilevax.experiments.theorems.truth import Truth
+from bilevax.solvers import flatten_slots, solve, where_slot
 
 SYMBOLS = {
     "z": "‖z − Δ‖²",
@@ -39,7 +38,7 @@ class ErrorTerms(eqx.Module):
 
     truth: Truth
 
-    def __call__(self, state: State) -> dict[str, Array]:
+    def __call__(self, state: bx.State) -> dict[str, Array]:
         (table,), (clocks,) = state.levels.values(), state.clocks.values()
         memory = table.memory
         truth, x, x_old = self.truth, state.x, state.x_before
@@ -75,7 +74,7 @@ def measure(constants: dict[str, float], settings: Any, report: Report) -> dict[
     """
     epsilon = settings.error_epsilon
     family = make_family(False, settings.blocks, settings.dimension, settings.rows)
-    sampling = Sampling(settings.blocks, settings.blocks_per_step, settings.batch_size)
+    sampling = Sizes(settings.blocks, settings.blocks_per_step, settings.batch_size)
     observe = ErrorTerms(Truth.of(family))
     keys = jax.random.split(jax.random.key(settings.seed + 2000), settings.seeds)
     at = lanes.log_spaced(2, settings.error_steps, 60)
@@ -85,8 +84,8 @@ def measure(constants: dict[str, float], settings: Any, report: Report) -> dict[
             continue
         print(f"error terms of {name} at ε = {epsilon}")
         solver = METHODS[name].make(constants[name], epsilon, sampling, family.constants)
-        plan = make_plan(family, sampling, initial_rows(epsilon))
-        seen = lanes.trace(plan, [solver], keys, observe, at)
+        task = make_task(family, sampling, initial_rows(epsilon))
+        seen = lanes.trace(task, [solver], keys, observe, at)
         found[name] = {"step": np.asarray(at)} | {term: values[0] for term, values in seen.items()}
     rows = [_row(name, terms, epsilon) for name, terms in found.items()]
     note = (

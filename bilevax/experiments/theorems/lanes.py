@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -13,12 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bilevax._problem.problem import Problem
-from bilevax._run.chunks import numbers_as_arrays
-from bilevax._run.progress import Choice, Progress, make_progress
-from bilevax._step.clocks import Clock
-from bilevax._step.state import State
-from bilevax._util.trees import PyTree
+import bilevax as bx
+from bilevax.solvers import CompensatedSum
 
 Measure = Callable[[Array], Array]
 
@@ -26,30 +22,13 @@ _CHUNK_SECONDS = 0.5  # between two looks at the clock
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """How a run samples, and where it starts.
+class Task:
+    """A problem, where a run starts, and how it samples; the theorems draw blocks independently."""
 
-    Attributes:
-      problem: the problem.
-      x0, y0: where x and the lower variables start.
-      blocks_per_step: I.
-      batch_size: B.
-      initial_batch_size: rows per block of the first estimators.
-      shuffle: whether blocks come in shuffled epochs; the theorems draw them independently.
-    """
-
-    problem: Problem
-    x0: PyTree
-    y0: PyTree
-    blocks_per_step: int
-    batch_size: int
-    initial_batch_size: int | Literal["all"] | None = "all"
-    shuffle: bool = False
-
-    def sampling(self) -> dict[str, Any]:
-        """The arguments of a solver's `init`."""
-        names = ("blocks_per_step", "batch_size", "initial_batch_size", "shuffle")
-        return {name: getattr(self, name) for name in names}
+    problem: bx.Problem
+    x0: Any
+    y0: Any
+    sampling: bx.Sampling
 
 
 class Lane(eqx.Module):
@@ -62,8 +41,8 @@ class Lane(eqx.Module):
       reached: the step at which the mean was first low enough; 0 if not yet, −1 if the run diverged.
     """
 
-    state: State
-    total: Clock
+    state: bx.State
+    total: CompensatedSum
     last: Array
     reached: Array
 
@@ -85,27 +64,27 @@ class Reached:
     seconds: float
 
 
-def start(plan: Plan, solvers: Sequence[Any], keys: Array) -> tuple[Any, Lane]:
+def start(task: Task, solvers: Sequence[Any], keys: Array) -> tuple[Any, Lane]:
     """Solvers × seeds: the solvers stacked, and all lanes before their first step."""
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(numbers_as_arrays, solvers))
-    x0, y0 = jax.tree.map(jnp.asarray, (plan.x0, plan.y0))
-    return stacked, _start(stacked, plan.problem, x0, y0, keys, plan.sampling())
+    stacked = jax.tree.map(lambda *leaves: jnp.asarray(leaves, float), *solvers)
+    x0, y0 = jax.tree.map(jnp.asarray, (task.x0, task.y0))
+    return stacked, _start(stacked, task.problem, x0, y0, keys, task.sampling)
 
 
 def steps_until(
-    plan: Plan,
+    task: Task,
     solvers: Sequence[Any],
     keys: Array,
     measure: Measure,
     goal: float,
     most: int,
-    progress: Choice | Progress | None = "auto",
+    progress: bx.Progress | str | None = "auto",
     race: bool = False,
 ) -> Reached:
     """Runs solvers of one kind, with every key, until the mean of a measure of x is at most a goal.
 
     Args:
-      plan: the problem and how it is sampled.
+      task: the problem and how it is sampled.
       solvers: solvers of one class; other numbers compile nothing anew.
       keys: random keys, one per seed.
       measure: a function of x: ‖∇F(x)‖². A pytree: other arrays in it compile nothing anew.
@@ -117,16 +96,16 @@ def steps_until(
     Returns:
       The steps, per solver and seed.
     """
-    stacked, lanes = start(plan, solvers, keys)
+    stacked, lanes = start(task, solvers, keys)
     bound = jnp.asarray(goal, float)
 
     def advance(lanes: Lane, until: int) -> Lane:
         return jax.block_until_ready(
-            _advance(stacked, plan.problem, measure, bound, lanes, jnp.asarray(until))
+            _advance(stacked, task.problem, measure, bound, lanes, jnp.asarray(until))
         )
 
     lanes = advance(lanes, 0)
-    display, chunk, done, seconds = make_progress(progress, most), 16, 0, 0.0
+    display, chunk, done, seconds = bx.make_progress(progress, most), 16, 0, 0.0
     with display:
         while done < most and not _settled(np.asarray(lanes.reached), done, race):
             tick, before = time.perf_counter(), done
@@ -139,7 +118,7 @@ def steps_until(
             display.update(done, lanes.reached.size * done / seconds, {"runs left": waiting})
     reached = np.asarray(lanes.reached)
     ran = np.where(reached > 0, reached, done)
-    mean = np.asarray(lanes.total.now.high) / ran
+    mean = np.asarray(lanes.total.high) / ran
     return Reached(np.where(reached > 0, reached, np.inf), mean, np.asarray(lanes.last), seconds)
 
 
@@ -152,29 +131,29 @@ def _settled(reached: np.ndarray, done: int, race: bool) -> bool:
 
 
 def trace(
-    plan: Plan,
+    task: Task,
     solvers: Sequence[Any],
     keys: Array,
-    observe: Callable[[State], dict[str, Array]],
+    observe: Callable[[bx.State], dict[str, Array]],
     at: Sequence[int],
-    progress: Choice | Progress | None = "auto",
+    progress: bx.Progress | str | None = "auto",
 ) -> dict[str, np.ndarray]:
     """Runs solvers of one kind with every key, and looks at their states after given numbers of steps.
 
     Args:
-      plan, solvers, keys, progress: as in `steps_until`.
+      task, solvers, keys, progress: as in `steps_until`.
       observe: numbers of a state, by name. A pytree: other arrays in it compile nothing anew.
       at: ascending numbers of steps.
 
     Returns:
       By name, (solvers, seeds, len(at)).
     """
-    stacked, lanes = start(plan, solvers, keys)
-    display, entries, seconds, state = make_progress(progress, at[-1]), [], 0.0, lanes.state
+    stacked, lanes = start(task, solvers, keys)
+    display, entries, seconds, state = bx.make_progress(progress, at[-1]), [], 0.0, lanes.state
     with display:
         for step in at:
             tick = time.perf_counter()
-            state, seen = _observe(stacked, plan.problem, observe, state, jnp.asarray(step))
+            state, seen = _observe(stacked, task.problem, observe, state, jnp.asarray(step))
             entries.append(jax.device_get(seen))
             seconds += time.perf_counter() - tick
             display.update(step, step * len(solvers) * len(keys) / seconds, {})
@@ -193,28 +172,28 @@ def over_lanes(function: Callable[..., Any], axes: tuple[Any, ...]) -> Callable[
 
 
 @eqx.filter_jit
-def _start(
-    solvers: Any, problem: Problem, x0: PyTree, y0: PyTree, keys: Array, sampling: dict[str, Any]
-) -> Lane:
+def _start(solvers: Any, problem: bx.Problem, x0: Any, y0: Any, keys: Array, sampling: bx.Sampling) -> Lane:
     def one(solver: Any, key: Array) -> Lane:
-        state = solver.init(problem, x0, y0, key=key, **sampling)
-        return Lane(state, Clock.start(float), jnp.zeros(()), jnp.zeros((), jnp.int32))
+        state = solver.init(problem, x0, y0, key=key, sampling=sampling)
+        return Lane(
+            state, CompensatedSum(jnp.zeros(()), jnp.zeros(())), jnp.zeros(()), jnp.zeros((), jnp.int32)
+        )
 
     return jax.vmap(jax.vmap(one, in_axes=(None, 0)), in_axes=(0, None))(solvers, keys)
 
 
 @eqx.filter_jit
 def _advance(
-    solvers: Any, problem: Problem, measure: Measure, goal: Array, lanes: Lane, until: Array
+    solvers: Any, problem: bx.Problem, measure: Measure, goal: Array, lanes: Lane, until: Array
 ) -> Lane:
     """All lanes up to a step, or until all have reached the goal. Those that have only move on."""
 
     def one(solver: Any, lane: Lane) -> Lane:
         last = measure(lane.state.x)
-        total = lane.total.advance(last)
-        low = total.now.high <= goal * (lane.state.step + 1)
+        total = lane.total + last
+        low = total.high <= goal * (lane.state.step + 1)
         # A lane that is not finite any more is done, but not there.
-        reached = jnp.where(low, lane.state.step + 1, jnp.where(jnp.isfinite(total.now.high), 0, -1))
+        reached = jnp.where(low, lane.state.step + 1, jnp.where(jnp.isfinite(total.high), 0, -1))
         noted, before = (total, last, reached), (lane.total, lane.last, lane.reached)
         kept = jax.tree.map(lambda new, old: jnp.where(lane.reached == 0, new, old), noted, before)
         return Lane(solver.step(problem, lane.state)[0], *kept)
@@ -227,9 +206,9 @@ def _advance(
 
 @eqx.filter_jit
 def _observe(
-    solvers: Any, problem: Problem, observe: Callable[[State], Any], states: State, until: Array
-) -> tuple[State, dict[str, Array]]:
-    def one(solver: Any, state: State) -> tuple[State, dict[str, Array]]:
+    solvers: Any, problem: bx.Problem, observe: Callable[[bx.State], Any], states: bx.State, until: Array
+) -> tuple[bx.State, dict[str, Array]]:
+    def one(solver: Any, state: bx.State) -> tuple[bx.State, dict[str, Array]]:
         state = jax.lax.fori_loop(
             0, until - state.step, lambda _, state: solver.step(problem, state)[0], state
         )

@@ -11,11 +11,9 @@ import numpy as np
 from jax import Array
 
 import bilevax as bx
-from bilevax._problem.problem import Problem
-from bilevax._step.state import State
 from bilevax.experiments.report import Report, spread
 from bilevax.experiments.theorems import lanes
-from bilevax.experiments.theorems.problems import initial_rows, make_plan
+from bilevax.experiments.theorems.problems import initial_rows, make_task
 from bilevax.experiments.theorems.scalings import variance_reduced
 from bilevax.experiments.theorems.truth import Truth
 
@@ -32,18 +30,18 @@ def measure(settings: Any, report: Report) -> dict[str, np.ndarray]:
     """
     epsilon, copies = settings.epsilon, settings.copies[0]
     family, sampling = settings.family(copies), settings.sampling(copies)
-    truth, plan = Truth.of(family), make_plan(family, sampling, initial_rows(epsilon))
+    truth, task = Truth.of(family), make_task(family, sampling, initial_rows(epsilon))
     keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
     rows, last = [], {}
     for c in settings.grids["output"].constants:
         print(f"output: c = {c}")
         solver = bx.BSVRBv2(**variance_reduced(c, epsilon, sampling, family.constants))
-        reached = lanes.steps_until(plan, [solver], keys, truth.squared_gradient, epsilon**2, settings.most)
+        reached = lanes.steps_until(task, [solver], keys, truth.squared_gradient, epsilon**2, settings.most)
         if not np.isfinite(reached.steps).all():
             continue
         steps = int(reached.steps.max())
-        stacked, started = lanes.start(plan, [solver], keys)
-        seen = _follow(stacked, plan.problem, truth, started.state, jnp.asarray(steps))
+        stacked, started = lanes.start(task, [solver], keys)
+        seen = _follow(stacked, task.problem, truth, started.state, jnp.asarray(steps))
         last = {name: np.asarray(value)[0] / epsilon**2 for name, value in seen.items()}
         rows.append({"c": c, "T": steps} | {name: spread(value, 2) for name, value in last.items()})
     note = (
@@ -63,9 +61,11 @@ class _Sums(eqx.Module):
 
 
 @eqx.filter_jit
-def _follow(solvers: Any, problem: Problem, truth: Truth, states: State, steps: Array) -> dict[str, Array]:
-    def one(solver: Any, state: State) -> dict[str, Array]:
-        def body(t: Array, carry: tuple[State, _Sums]) -> tuple[State, _Sums]:
+def _follow(
+    solvers: Any, problem: bx.Problem, truth: Truth, states: bx.State, steps: Array
+) -> dict[str, Array]:
+    def one(solver: Any, state: bx.State) -> dict[str, Array]:
+        def body(t: Array, carry: tuple[bx.State, _Sums]) -> tuple[bx.State, _Sums]:
             state, sums = carry
             late = (2 * t >= steps).astype(state.x.dtype)
             sums = _Sums(

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+import bilevax as bx
 import bilevax.testing
-from bilevax._problem.problem import Problem
-from bilevax._problem.rows import PerBlock
-from bilevax.experiments.theorems.lanes import Plan
-from bilevax.experiments.theorems.scalings import Sampling
+from bilevax.experiments.theorems.lanes import Task
+from bilevax.experiments.theorems.scalings import Sizes
 from bilevax.testing.quadratic_upper import QuadraticUpper
 
 # Noise in every derivative, and waves that make F non-convex (its curvature without them is 0.3 to 0.6).
@@ -35,9 +34,9 @@ def copied(family: QuadraticUpper, copies: int) -> QuadraticUpper:
         array = np.asarray(array)
         return np.tile(array, (copies,) + (1,) * (array.ndim - 1))
 
-    def again(data: Any) -> PerBlock:
+    def again(data: Any) -> bx.PerBlock:
         rows = {name: tile(array) for name, array in data.packed.unpacked().items()}
-        return PerBlock(rows, np.arange(copies * family.settings.m + 1) * family.settings.rows)
+        return bx.PerBlock(rows, np.arange(copies * family.settings.m + 1) * family.settings.rows)
 
     problem = family.problem
     (level,) = problem.levels.values()
@@ -45,7 +44,7 @@ def copied(family: QuadraticUpper, copies: int) -> QuadraticUpper:
     return dataclasses.replace(
         family,
         settings=dataclasses.replace(family.settings, m=copies * family.settings.m),
-        problem=Problem(
+        problem=bx.Problem(
             problem.upper,
             level,
             {name: tile(array) for name, array in problem.blocks.items()},
@@ -57,11 +56,11 @@ def copied(family: QuadraticUpper, copies: int) -> QuadraticUpper:
     )
 
 
-def make_plan(family: QuadraticUpper, sampling: Sampling, initial: int | str | None) -> Plan:
+def make_task(family: QuadraticUpper, sampling: Sizes, initial: int | Literal["all"] | None) -> Task:
     """Independent draws of blocks; x0 and y_i(x0) to start from, as Theorem 1 asks."""
     y0 = None if family.y0 is None else family.settings.cast(family.lower_solution(family.x0))
-    batches: Any = {"batch_size": sampling.batch_size, "initial_batch_size": initial}
-    return Plan(family.problem, family.x0, y0, sampling.blocks_per_step, **batches)
+    drawn = bx.Sampling(sampling.blocks_per_step, sampling.batch_size, False, initial)
+    return Task(family.problem, family.x0, y0, drawn)
 
 
 def stationary_point(family: QuadraticUpper, steps: int = 2000) -> np.ndarray:
@@ -91,10 +90,10 @@ def initial_rows(epsilon: float) -> int:
 def with_common_factor(family: QuadraticUpper) -> QuadraticUpper:
     """Quadratic blocks whose rows scale Hessian and Jacobian alike, e = h: their noise is correlated."""
     problem, (data,) = family.problem, family.problem.lower_data
-    assert isinstance(data, PerBlock)
+    assert isinstance(data, bx.PerBlock)
     rows = dict(data.packed.unpacked())
     rows["jacobian_factor"] = rows["hessian_factor"]
     offsets = np.arange(family.settings.m + 1) * family.settings.rows
     (level,) = problem.levels.values()
-    problem = Problem(problem.upper, level, problem.blocks, problem.upper_data, PerBlock(rows, offsets))
+    problem = bx.Problem(problem.upper, level, problem.blocks, problem.upper_data, bx.PerBlock(rows, offsets))
     return dataclasses.replace(family, problem=problem, jacobian_factors=family.hessian_factors)

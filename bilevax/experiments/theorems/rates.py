@@ -12,8 +12,8 @@ import numpy as np
 from bilevax.experiments.report import Report
 from bilevax.experiments.theorems import control, error_terms, lanes, speedup
 from bilevax.experiments.theorems.fits import Exponent, fit_exponent
-from bilevax.experiments.theorems.problems import initial_rows, make_family, make_plan
-from bilevax.experiments.theorems.scalings import METHODS, Method, Sampling
+from bilevax.experiments.theorems.problems import initial_rows, make_family, make_task
+from bilevax.experiments.theorems.scalings import METHODS, Method, Sizes
 from bilevax.experiments.theorems.truth import Truth
 
 PARTS = ("epsilon", "control", "sizes", "errors")
@@ -77,9 +77,9 @@ class Settings:
                 raise ValueError(f"{name} must be among {list(known)}, got {unknown[0]!r}")
 
     @property
-    def sampling(self) -> Sampling:
+    def sampling(self) -> Sizes:
         """m, I and B."""
-        return Sampling(self.blocks, self.blocks_per_step, self.batch_size)
+        return Sizes(self.blocks, self.blocks_per_step, self.batch_size)
 
     def quick(self) -> Settings:
         """A check of the whole chain: few methods, seeds and values, and large ε."""
@@ -195,8 +195,8 @@ def steps_of(
     """T of a method at one ε, for every c and key."""
     family = make_family(method.mean, settings.blocks, settings.dimension, settings.rows)
     solvers = [method.make(c, epsilon, settings.sampling, family.constants) for c in constants]
-    plan = make_plan(family, settings.sampling, initial_rows(epsilon))
-    return lanes.steps_until(plan, solvers, keys, Truth.of(family).squared_gradient, epsilon**2, most)
+    task = make_task(family, settings.sampling, initial_rows(epsilon))
+    return lanes.steps_until(task, solvers, keys, Truth.of(family).squared_gradient, epsilon**2, most)
 
 
 _NOTE = (

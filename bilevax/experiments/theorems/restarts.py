@@ -13,11 +13,10 @@ from jax import Array
 
 import bilevax as bx
 import bilevax.testing
-from bilevax._step.state import State
 from bilevax.experiments.report import Report
 from bilevax.experiments.theorems import lanes
 from bilevax.experiments.theorems.fits import Exponent, fit_exponent
-from bilevax.experiments.theorems.scalings import Sampling, bsvrb_v1, bsvrb_v2
+from bilevax.experiments.theorems.scalings import Sizes, bsvrb_v1, bsvrb_v2
 from bilevax.experiments.theorems.truth import Gap
 from bilevax.testing.pl import PLBlocks
 
@@ -66,9 +65,9 @@ class Settings:
                 raise ValueError(f"methods must be among {list(METHODS)}, got {name!r}")
 
     @property
-    def sampling(self) -> Sampling:
+    def sampling(self) -> Sizes:
         """m, I and B."""
-        return Sampling(self.blocks, self.blocks_per_step, self.batch_size)
+        return Sizes(self.blocks, self.blocks_per_step, self.batch_size)
 
     def quick(self) -> Settings:
         """Few stages and seeds."""
@@ -82,7 +81,7 @@ class SeenGap(eqx.Module):
 
     gap: Gap
 
-    def __call__(self, state: State) -> dict[str, Array]:
+    def __call__(self, state: bx.State) -> dict[str, Array]:
         return {"gap": self.gap(state.x)}
 
 
@@ -153,7 +152,8 @@ def tuned(name: str, family: PLBlocks, settings: Settings) -> float:
     print(f"{name}: c")
     stages = min(settings.tuning_stages, settings.stages)
     solvers = [
-        bx.Restart(_solver(name, c, family, settings), settings.first, stages) for c in settings.constants
+        bx.Restart(_solver(name, c, family, settings), first=settings.first, stages=stages)
+        for c in settings.constants
     ]
     keys = jax.random.split(jax.random.key(settings.seed + 1000), max(2, settings.seeds // 2))
     gaps = _gaps(solvers, family, settings, keys, [solvers[0].steps]).mean((1, 2))
@@ -172,7 +172,9 @@ def measure(name: str, c: float, family: PLBlocks, settings: Settings) -> list[C
     at = sorted({*lanes.log_spaced(min(50, last), last, 60), *late_steps(settings).ravel().tolist()})
     base = _solver(name, c, family, settings)
     print(f"{name}: restarts")
-    restarted = _gaps([bx.Restart(base, settings.first, settings.stages)], family, settings, keys, at)
+    restarted = _gaps(
+        [bx.Restart(base, first=settings.first, stages=settings.stages)], family, settings, keys, at
+    )
     stages = [k for k in settings.constant_stages if k < settings.stages]
     print(f"{name}: without")
     plain = [at_stage(base, k) for k in stages]
@@ -198,15 +200,10 @@ def _solver(name: str, c: float, family: PLBlocks, settings: Settings) -> Any:
 
 
 def _gaps(solvers: list[Any], family: PLBlocks, settings: Settings, keys: Array, at: list[int]) -> np.ndarray:
-    plan = lanes.Plan(
-        family.problem,
-        family.x0,
-        family.y0,
-        settings.blocks_per_step,
-        settings.batch_size,
-        initial_batch_size=None,
-    )  # Theorem 2 needs no large batch at the start.
-    return lanes.trace(plan, solvers, keys, SeenGap(Gap.of(family)), at)["gap"]
+    # Theorem 2 needs no large batch at the start.
+    sampling = bx.Sampling(settings.blocks_per_step, settings.batch_size, shuffle=False)
+    task = lanes.Task(family.problem, family.x0, family.y0, sampling)
+    return lanes.trace(task, solvers, keys, SeenGap(Gap.of(family)), at)["gap"]
 
 
 def _exponent(curve: Curve, settings: Settings) -> Exponent:

@@ -28,7 +28,7 @@ AVERAGED_UPPER, AVERAGED_LOWER = 0.8, 3.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampling:
+class Sizes:
     """m, I and B.
 
     Attributes:
@@ -52,7 +52,7 @@ class Sampling:
         return (self.ratio < 1) / self.blocks_per_step + 1 / self.batch_size
 
 
-Make = Callable[[float, float, Sampling, Constants], Any]
+Make = Callable[[float, float, Sizes, Constants], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Method:
 
 
 def bsvrb_v1(
-    c: float, epsilon: float, sampling: Sampling, constants: Constants, upper: float = UPPER
+    c: float, epsilon: float, sampling: Sizes, constants: Constants, upper: float = UPPER
 ) -> bx.BSVRBv1:
     """BSVRB v1 by Theorem 1."""
     numbers = variance_reduced(c, epsilon, sampling, constants, upper)
@@ -82,39 +82,39 @@ def bsvrb_v1(
 
 
 def bsvrb_v2(
-    c: float, epsilon: float, sampling: Sampling, constants: Constants, upper: float = UPPER
+    c: float, epsilon: float, sampling: Sizes, constants: Constants, upper: float = UPPER
 ) -> bx.BSVRBv2:
     """BSVRB v2 by Theorem 1."""
     return bx.BSVRBv2(**variance_reduced(c, epsilon, sampling, constants, upper))
 
 
-def msvr(c: float, epsilon: float, sampling: Sampling, constants: Constants) -> bx.MSVR:
+def msvr(c: float, epsilon: float, sampling: Sizes, constants: Constants) -> bx.MSVR:
     """MSVR-v2, on mean blocks."""
     numbers = variance_reduced(c, epsilon, sampling, constants)
     return bx.MSVR(**{name: numbers[name] for name in ("alpha", "beta", "upper_step")})
 
 
-def rsvrb(c: float, epsilon: float, sampling: Sampling, constants: Constants) -> bx.RSVRB:
+def rsvrb(c: float, epsilon: float, sampling: Sizes, constants: Constants) -> bx.RSVRB:
     """RSVRB, whose noise is m/I times larger whatever B."""
     beta = min(0.5, c**2 * epsilon**2 * sampling.ratio)
     lower, upper = _steps(math.sqrt(beta * sampling.ratio), sampling, constants)
     return bx.RSVRB(upper_step=upper, lower_step=lower, beta=beta, floor=constants.strong_convexity)
 
 
-def ksong(c: float, epsilon: float, sampling: Sampling, constants: Constants) -> bx.KSONG:
+def ksong(c: float, epsilon: float, sampling: Sizes, constants: Constants) -> bx.KSONG:
     """K-SONG, with SGD steps of y."""
     numbers = averaged(c, epsilon, sampling, constants)
     numbers["alpha_bar"] = min(1.0, c**2 * sampling.batch_size * epsilon**2)
     return bx.KSONG(**numbers, alpha=1.0, floor=constants.strong_convexity)
 
 
-def mmbo(c: float, epsilon: float, sampling: Sampling, constants: Constants) -> bx.MMBO:
+def mmbo(c: float, epsilon: float, sampling: Sizes, constants: Constants) -> bx.MMBO:
     """MMBO-v2, with SGD steps of y and v."""
     numbers = averaged(c, epsilon, sampling, constants)
     return bx.MMBO(**numbers, alpha=1.0, inverse_step=numbers["lower_step"])
 
 
-def song(c: float, epsilon: float, sampling: Sampling, constants: Constants) -> bx.SONG:
+def song(c: float, epsilon: float, sampling: Sizes, constants: Constants) -> bx.SONG:
     """SONG, on mean blocks."""
     numbers = averaged(c, epsilon, sampling, constants)
     return bx.SONG(upper_step=numbers["upper_step"], alpha=numbers["lower_step"], beta=numbers["beta"])
@@ -123,7 +123,7 @@ def song(c: float, epsilon: float, sampling: Sampling, constants: Constants) -> 
 def variance_reduced(
     c: float,
     epsilon: float,
-    sampling: Sampling,
+    sampling: Sizes,
     constants: Constants,
     upper: float = UPPER,
     lower: float = LOWER,
@@ -137,7 +137,7 @@ def variance_reduced(
     return {"alpha": alpha, "alpha_bar": beta, "beta": beta, **steps}
 
 
-def averaged(c: float, epsilon: float, sampling: Sampling, constants: Constants) -> dict[str, float]:
+def averaged(c: float, epsilon: float, sampling: Sizes, constants: Constants) -> dict[str, float]:
     """β, τ and η of moving averages."""
     beta = min(1.0, c**2 * epsilon**2 / sampling.spread)
     rows = min(1.0, c**2 * sampling.batch_size * epsilon**2)
@@ -147,7 +147,7 @@ def averaged(c: float, epsilon: float, sampling: Sampling, constants: Constants)
 
 
 def _steps(
-    rate: float, sampling: Sampling, constants: Constants, upper: float = UPPER, lower: float = LOWER
+    rate: float, sampling: Sizes, constants: Constants, upper: float = UPPER, lower: float = LOWER
 ) -> tuple[float, float]:
     """τ ≤ (2/(3L_g)) I/m, and η ≤ 1/(2L_F)."""
     lower_step = min(lower * rate, 2 / 3 * sampling.ratio) / constants.lower_smoothness

@@ -11,8 +11,8 @@ import numpy as np
 from bilevax.experiments.report import Report
 from bilevax.experiments.theorems import lanes
 from bilevax.experiments.theorems.fits import Exponent, fit_exponent
-from bilevax.experiments.theorems.problems import initial_rows, make_family, make_plan, noise_of_terms
-from bilevax.experiments.theorems.scalings import METHODS, Method, Sampling
+from bilevax.experiments.theorems.problems import initial_rows, make_family, make_task, noise_of_terms
+from bilevax.experiments.theorems.scalings import METHODS, Method, Sizes
 from bilevax.experiments.theorems.truth import Truth
 from bilevax.theory import complexity
 
@@ -74,7 +74,7 @@ def measure(constants: dict[str, float], settings: Any, report: Report) -> list[
     return found
 
 
-def theory(method: Method, epsilon: float, sampling: Sampling) -> float:
+def theory(method: Method, epsilon: float, sampling: Sizes) -> float:
     """The theorem's number of steps, up to a factor: Theorem 1, or max{m/(IB), 1/min{I, B}} ε⁻⁴."""
     sizes = sampling.blocks, sampling.blocks_per_step, sampling.batch_size
     if method.exponent == -3:
@@ -82,7 +82,7 @@ def theory(method: Method, epsilon: float, sampling: Sampling) -> float:
     return max(1 / (sampling.ratio * sizes[2]), 1 / min(sizes[1:])) * epsilon**-4
 
 
-def _samplings(settings: Any) -> dict[str, list[Sampling]]:
+def _samplings(settings: Any) -> dict[str, list[Sizes]]:
     base, most = settings.sampling, settings.blocks * max(settings.block_copies[:2])
     wide = dataclasses.replace(base, blocks=most)
     kinds = {
@@ -102,7 +102,7 @@ def _samplings(settings: Any) -> dict[str, list[Sampling]]:
     return {varied: samplings for varied, samplings in kinds.items() if samplings}
 
 
-def _vary(method: Method, c: float, varied: str, samplings: list[Sampling], settings: Any) -> Dependence:
+def _vary(method: Method, c: float, varied: str, samplings: list[Sizes], settings: Any) -> Dependence:
     # With all blocks there is less noise: at a large ε the bounds on the steps would decide, not B.
     epsilon = settings.full_epsilon if varied == FULL else settings.size_epsilon
     keys = jax.random.split(jax.random.key(settings.seed + 3000), settings.seeds)
@@ -114,9 +114,9 @@ def _vary(method: Method, c: float, varied: str, samplings: list[Sampling], sett
         copies = sampling.blocks // settings.blocks
         family = make_family(method.mean, settings.blocks, settings.dimension, settings.rows, copies)
         solver = method.make(c, epsilon, sampling, family.constants)
-        plan = make_plan(family, sampling, initial_rows(epsilon))
+        task = make_task(family, sampling, initial_rows(epsilon))
         measured = lanes.steps_until(
-            plan, [solver], keys, Truth.of(family).squared_gradient, epsilon**2, settings.most
+            task, [solver], keys, Truth.of(family).squared_gradient, epsilon**2, settings.most
         )
         steps.append(measured.steps[0])
     expected = np.array([theory(method, epsilon, sampling) for sampling in samplings])

@@ -10,14 +10,25 @@ import jax.numpy as jnp
 from jax import Array
 
 import bilevax as bx
-from bilevax._problem.problem import Problem
-from bilevax._problem.sampling import Sample
-from bilevax._step.lagrangian import Point, hessians
-from bilevax._step.linear_algebra import flatten_slots, raise_eigenvalues, solve, unflatten_slots
-from bilevax._step.slots import Memory, project_ball
-from bilevax._step.state import State
-from bilevax._step.trackers import Look, TrackedHessian, TrackedSolve, Visit, track
-from bilevax._util.trees import PyTree, step_along
+from bilevax.solvers import (
+    Look,
+    Memory,
+    Point,
+    Sample,
+    TrackedHessian,
+    TrackedSolve,
+    Visit,
+    flatten_slots,
+    hessians,
+    project_ball,
+    raise_eigenvalues,
+    solve,
+    step_along,
+    track,
+    unflatten_slots,
+)
+
+PyTree = Any
 
 _EXTRA = 101  # a stream of random numbers that no run uses otherwise
 
@@ -77,7 +88,9 @@ class SameBatchBSVRBv1(bx.BSVRBv1):
     extra_batch: ClassVar[bool] = False
     curvature = RefreshedHessian()
 
-    def visits(self, problem: Problem, state: State, sample: Sample, stage: Array | int) -> dict[str, Visit]:
+    def visits(
+        self, problem: bx.Problem, state: bx.State, sample: Sample, stage: Array | int
+    ) -> dict[str, Visit]:
         rows = sample
         if self.extra_batch:
             random = state.sampler.random.at(_EXTRA).at(state.step)
@@ -92,7 +105,7 @@ class ExtraBatchBSVRBv1(SameBatchBSVRBv1):
     extra_batch = True
 
 
-def _refreshed(problem: Problem, state: State, rows: Sample, name: str, visit: Visit) -> Visit:
+def _refreshed(problem: bx.Problem, state: bx.State, rows: Sample, name: str, visit: Visit) -> Visit:
     recalled = visit.recall(visit.rows.y, visit.clocks.y)
     points = [Point(x, {name: y}) for x, y in zip((state.x, state.x_before), recalled, strict=True)]
     samples: list[Any] = [hessians(problem, name, point, rows) for point in points]

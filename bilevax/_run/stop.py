@@ -1,0 +1,47 @@
+"""When a run ends."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from bilevax._util import checks
+
+
+@dataclasses.dataclass(frozen=True)
+class Stop:
+    """When a run ends before its last step, and what happens if it diverges.
+
+    Args:
+      seconds: stop after about this much time, compilation included.
+      tolerance: stop when ‖z‖ is at most this.
+      patience: stop when `watch` has not improved for this many entries of the history; the best iterate is
+        kept.
+      watch: the metric that `patience` looks at; smaller is better.
+      throw: raise if the run diverges; False returns the result with its outcome.
+
+    Example:
+      >>> import bilevax as bx
+      >>> stop = bx.Stop(seconds=3600, patience=20, watch="validation")
+    """
+
+    seconds: float | None = None
+    tolerance: float | None = None
+    patience: int | None = None
+    watch: str = "objective"
+    throw: bool = True
+
+    def __post_init__(self) -> None:
+        if self.seconds is not None:
+            checks.number("seconds", self.seconds, 0.0, zero=False)
+        if self.tolerance is not None:
+            checks.number("tolerance", self.tolerance, 0.0)
+        if self.patience is not None:
+            checks.whole_number("patience", self.patience, 1)
+        if not isinstance(self.throw, bool):
+            raise TypeError(f"throw must be True or False, got {self.throw!r}")
+
+    def check_watch(self, known: Iterable[str]) -> None:
+        """Raises unless `watch` names one of the known metrics."""
+        if self.watch not in list(known):
+            raise ValueError(f"watch must name a metric, one of {list(known)}, got {self.watch!r}")

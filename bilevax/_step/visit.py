@@ -1,0 +1,98 @@
+"""What a tracker works on: the slots that a step visits, and what the step saw there."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from bilevax._problem.problem import Problem
+from bilevax._problem.sampling import Sample
+from bilevax._step.clocks import Clock, Clocks
+from bilevax._step.lagrangian import Gradients, Point
+from bilevax._step.slots import Memory, Moving
+from bilevax._util.trees import PyTree, combine, where_slot
+
+
+class Rates(eqx.Module):
+    """The coefficients of one level at one step; None where the method or the level does not use one."""
+
+    alpha: Any
+    gamma: Any
+    alpha_bar: Any
+    gamma_bar: Any
+    lower_step: Any
+    inverse_step: Any
+    radius: Any
+    floor: Any
+
+
+class Visit(eqx.Module):
+    """One level's part of a step: the gathered memory of its slots, and how to read it.
+
+    Attributes:
+      rows: the memory of the touched slots.
+      step: t.
+      corrected: whether the method also looks at time t−1.
+      lazy: whether all slots move, caught up when visited; else only the visited ones move.
+      slot_axes: how many leading axes of `rows` count slots.
+    """
+
+    rows: Memory
+    clocks: Clocks
+    rates: Rates
+    step: Array
+    name: str = eqx.field(static=True)
+    corrected: bool = eqx.field(static=True)
+    lazy: bool = eqx.field(static=True)
+    slot_axes: int = eqx.field(static=True)
+
+    @property
+    def recent(self) -> Array:
+        """Which of the slots were visited in the step before this one."""
+        return self.rows.visit == self.step - 1
+
+    @property
+    def stamped(self) -> Array | None:
+        """The `visit` to store."""
+        return None if self.rows.visit is None else jnp.broadcast_to(self.step, self.rows.visit.shape)
+
+    def recall(self, moving: Moving, clock: Clock) -> list[PyTree]:
+        """A moving variable at times t and t−1."""
+        now = moving.at(clock.now)
+        if not self.corrected:
+            return [now]
+        if self.lazy:
+            return [now, moving.at(clock.before)]
+        undone = combine((1, moving.value), (clock.now - clock.before, moving.slope))
+        return [now, where_slot(self.recent, undone, moving.value)]
+
+    def move(self, value: PyTree, slope: PyTree, clock: Clock, step: Array) -> Moving:
+        """What to store of a variable that has this value now and moves along this slope."""
+        if self.lazy:
+            shape = jax.tree.leaves(value)[0].shape[: self.slot_axes]
+            return Moving(value, slope, clock.stamp(shape))
+        return Moving(combine((1, value), (-step, slope)), slope, None)
+
+
+class Look(NamedTuple):
+    """What a step sees: lists hold one entry per point, [now] or [now, before].
+
+    Attributes:
+      problem: the problem.
+      sample: the blocks and rows of the step.
+      points: x and y.
+      v: per level, ≈ [∇²_yy g]⁻¹ ∇_y f.
+      gradients: those of ℓ; at the point before, that by x is negated (see `lagrangian.gradients`).
+      store: the stored gradients after this look, where a method keeps them.
+    """
+
+    problem: Problem
+    sample: Sample
+    points: list[Point]
+    v: list[dict[str, PyTree]]
+    gradients: list[Gradients]
+    store: PyTree = None

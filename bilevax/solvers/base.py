@@ -1,0 +1,94 @@
+"""What the loop knows of a solver."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import ClassVar
+
+import equinox as eqx
+from jax import Array
+
+from bilevax._problem.problem import Problem
+from bilevax._problem.sampling import Sampler, Sampling, as_sampling
+from bilevax._step.oracles import Oracles
+from bilevax._step.state import Info, State
+from bilevax._util import checks
+from bilevax._util.trees import PyTree
+
+
+class AbstractSolver(eqx.Module):
+    """The base class of all solvers: how a run starts, and how it takes a step.
+
+    A solver of your own implements `start` and `step`. Its fields are its hyper-parameters: numbers,
+    schedules, optax transformations, or dicts of numbers by level. Fields marked `eqx.field(static=True)` may
+    be anything. Most methods are easier to write as a `Recipe`.
+
+    Class attributes:
+      distributed: whether a step averages z and its `Info` over the devices that share the blocks
+        (`state.sampler.mean`), so that the solver can be used with a mesh.
+    """
+
+    distributed: ClassVar[bool] = False
+
+    def init(
+        self,
+        problem: Problem,
+        x0: PyTree,
+        y0: PyTree = None,
+        *,
+        key: Array,
+        sampling: Sampling | None = None,
+        blocks_per_step: int | None = None,
+        batch_size: int | None = None,
+    ) -> State:
+        """The state before the first step.
+
+        Args:
+          problem: the problem.
+          x0: where x starts.
+          y0: where the lower variables start, with the slots as leading axis; a dict if the levels
+            have names. A mean level may be left None: it then starts from its first batch.
+          key: the random key of the whole run.
+          sampling: how blocks and rows are drawn.
+          blocks_per_step: I, as in `Sampling`, for short.
+          batch_size: B, as in `Sampling`, for short.
+
+        Returns:
+          The state, to be given to `step`.
+        """
+        sampler = as_sampling(sampling, blocks_per_step, batch_size).sampler(problem, key)
+        self.check(problem, sampler)
+        return self.start(problem, x0, y0, sampler)
+
+    @abc.abstractmethod
+    def start(self, problem: Problem, x0: PyTree, y0: PyTree, sampler: Sampler) -> State:
+        """The state before the first step, for a plan of sampling that `check` has accepted."""
+
+    @abc.abstractmethod
+    def step(self, problem: Problem, state: State, stage: Array | int = 0) -> tuple[State, Info]:
+        """Takes one step.
+
+        Args:
+          problem: the problem.
+          state: what `init` or the step before returned.
+          stage: the number of restarts so far (see `Restart`).
+
+        Returns:
+          The new state, and what the step saw.
+        """
+
+    def check(self, problem: Problem, sampler: Sampler) -> None:
+        """Raises if the solver cannot serve the problem; called once, with concrete hyper-parameters."""
+        levels = sorted(problem.levels) if problem.named else None
+        for name, value in self.coefficients().items():
+            checks.fits(name, value, levels)
+
+    def coefficients(self) -> dict[str, object]:
+        """The hyper-parameters by name: all fields that are not static."""
+        fields = [field for field in dataclasses.fields(self) if not field.metadata.get("static", False)]
+        return {field.name: getattr(self, field.name) for field in fields}
+
+    def count_oracles(self, problem: Problem, sampler: Sampler, steps: int) -> Oracles | None:
+        """How often a run has called f and g after some steps; None if the solver does not count."""
+        return None

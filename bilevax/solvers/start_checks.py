@@ -1,0 +1,132 @@
+"""The checks of x0, y0 and the user's functions, before anything is computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bilevax._problem.levels import Level
+from bilevax._problem.problem import Problem
+from bilevax._problem.sampling import Sampler
+from bilevax._util import checks
+from bilevax._util.trees import PyTree
+
+
+def check_own_slots(method: str, problem: Problem) -> None:
+    """Raises if a level has slots that are not its blocks: for methods that look at whole blocks."""
+    for name, level in problem.levels.items():
+        if level.slots is not None:
+            raise ValueError(
+                f"{method} needs one slot per block, got slots of its own for the lower level {name!r}: "
+                "use BSVRBv2"
+            )
+
+
+def checked_start(
+    problem: Problem, x0: PyTree, y0: PyTree, sampler: Sampler
+) -> tuple[PyTree, dict[str, PyTree], frozenset[str]]:
+    """x and the y of all levels as arrays, all shapes checked, and the mean levels left to estimate."""
+    x = checks.floating("x0", x0)
+    given = dict.fromkeys(problem.levels) if y0 is None else problem.split("y0", y0)
+    block, upper, lower = _one_block(problem, sampler)
+    padded = _padded(problem, sampler)
+    y, one, estimated = {}, {}, set()
+    for name, level in problem.levels.items():
+        label = f"y0[{name!r}]" if problem.named else "y0"
+        slots, rows = problem.slots_of(name), lower[name]
+        own = _slot_shape(level, block, rows, name)
+        if own != () and name in padded:
+            raise ValueError(
+                f"lower level {name!r} touches slots of shape {own}, which ragged blocks with all rows "
+                "cannot: give batch_size"
+            )
+        if level.slots is not None and given[name] is None:
+            raise ValueError(f"{label} must be given for a level with slots of its own, got None")
+        value = level.shape_of_y(name, x, block, rows)
+        if value is None:
+            y[name] = _with_slots(label, given[name], slots)
+        else:
+            expected = jax.tree.map(lambda a, own=own, n=slots: ((n, *a.shape[len(own) :]), a.dtype), value)
+            if given[name] is None:
+                estimated.add(name)
+                shapes = jax.tree.leaves(expected, is_leaf=lambda s: isinstance(s, tuple))
+                y[name] = jax.tree.unflatten(jax.tree.structure(value), [jnp.zeros(*s) for s in shapes])
+            else:
+                y[name] = _with_slots(label, given[name], slots)
+                got = jax.tree.map(lambda a: (a.shape, a.dtype), y[name])
+                if jax.tree.structure(y[name]) != jax.tree.structure(value) or got != expected:
+                    raise ValueError(
+                        f"{label} must have the shapes of the mean it tracks, {expected}, got {got}"
+                    )
+        one[name] = _of_one_block(y[name], own)
+        level.check(name, x, one[name], block, rows)
+    checks.scalar_output("upper", problem.upper, x=x, y=problem.view(one), block=block, batch=upper)
+    return x, y, frozenset(estimated)
+
+
+def _padded(problem: Problem, sampler: Sampler) -> set[str]:
+    """The levels whose batches are padded: then user functions see their rows one at a time."""
+    sample = sampler.one_block(problem, sampler.batch_size, slots=False)
+    return {
+        n for n, batch in sample.lower.items() if batch.weight is not None or sample.upper.weight is not None
+    }
+
+
+def _of_one_block(y: PyTree, own: tuple[int, ...]) -> PyTree:
+    """The shapes of what one block sees of a level's variables."""
+    return jax.tree.map(lambda a: _shape(a, own + a.shape[1:]), y)
+
+
+def _with_slots(label: str, value: PyTree, slots: int) -> PyTree:
+    if value is None:
+        raise ValueError(
+            f"{label} must be given for an argmin level, with a leading axis of {slots} slots, got None"
+        )
+    tree = checks.floating(label, value)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if leaf.ndim == 0 or leaf.shape[0] != slots:
+            raise ValueError(
+                f"{label}{jax.tree_util.keystr(path)} must have a leading axis of {slots} "
+                f"(one entry per block or slot), got shape {leaf.shape}"
+            )
+    return tree
+
+
+def _one_block(problem: Problem, sampler: Sampler) -> tuple[PyTree, PyTree, dict[str, PyTree]]:
+    """The shapes of one block's constants and batches, as the user's functions receive them."""
+
+    sample = sampler.one_block(problem, sampler.batch_size, slots=False)
+
+    def one(batch: Any) -> PyTree:
+        leaves = jax.tree.map(lambda a: a if batch.shared else _shape(a, a.shape[1:]), batch.rows)
+        return (
+            leaves if batch.weight is None else jax.tree.map(lambda a: _shape(a, (1, *a.shape[1:])), leaves)
+        )
+
+    constants = jax.tree.map(lambda a: _shape(a, a.shape[1:]), sample.constants)
+    return constants, one(sample.upper), {name: one(batch) for name, batch in sample.lower.items()}
+
+
+def _shape(leaf: Any, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, leaf.dtype)
+
+
+def slot_shape(problem: Problem, sampler: Sampler, name: str) -> tuple[int, ...]:
+    """The shape of the slots that one block touches at a level: () for one slot."""
+    if problem.levels[name].slots is None:
+        return ()
+    block, _, lower = _one_block(problem, sampler)
+    return _slot_shape(problem.levels[name], block, lower[name], name)
+
+
+def _slot_shape(level: Level, block: PyTree, rows: PyTree, name: str) -> tuple[int, ...]:
+    if level.slots is None:
+        return ()
+    out = checks.traced(f"slots of lower level {name!r}", level.slots, block=block, batch=rows)
+    if not (hasattr(out, "dtype") and jnp.issubdtype(out.dtype, jnp.integer) and len(out.shape) <= 1):
+        raise ValueError(
+            f"slots of lower level {name!r} must return one integer or a vector of them, got {out}"
+        )
+    return out.shape
