@@ -16,12 +16,17 @@ ifneq ($(wildcard $(data)),)
 export BILEVAX_DATA ?= $(data)
 endif
 
-.PHONY: demo test fuzz lint format bench clean
+.PHONY: demo test test-oldest fuzz lint format wheel bench clean
 
 demo: .venv/experiments
 	$(bin)/python -m bilevax.experiments.demo
 
 test: .venv/dev
+	XLA_FLAGS="$$(echo $$XLA_FLAGS $(TEST_XLA_FLAGS))" $(bin)/python -m pytest $(PYTEST_ARGS)
+
+# The same tests with the oldest versions that pyproject.toml admits, in an environment of their own.
+test-oldest: bin := .venv-oldest/bin
+test-oldest: .venv-oldest/dev
 	XLA_FLAGS="$$(echo $$XLA_FLAGS $(TEST_XLA_FLAGS))" $(bin)/python -m pytest $(PYTEST_ARGS)
 
 # Inputs for each of the 15 parsers of bilevax.data: 105,000 in all.
@@ -39,6 +44,18 @@ format: .venv/dev
 	$(bin)/ruff check --fix .
 	$(bin)/ruff format .
 
+# Builds the wheel, compares its files with those in git, installs it without extras in a clean environment,
+# and runs the README's quick start there.
+wheel: bin := build/wheel/venv/bin
+wheel:
+	$(check_python)
+	rm -rf build/wheel
+	$(PYTHON) -m venv build/wheel/venv
+	$(bin)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/wheel .
+	$(bin)/python scripts/compare_wheel.py build/wheel/*.whl
+	$(bin)/python -m pip install --quiet --disable-pip-version-check build/wheel/*.whl
+	$(bin)/python -I scripts/try_wheel.py
+
 # All of them take about an hour; `make bench BENCH=step` runs one. JSON, Markdown and plots go to results/.
 BENCH ?= step launches growth speedup memory "runner overhead" peers "single_block a8a w8a mnist"
 
@@ -46,8 +63,13 @@ bench: .venv/dev
 	for name in $(BENCH); do $(bin)/python -m benchmarks.$$name || exit 1; done
 
 clean:
-	rm -rf .venv results .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest build dist results .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+define check_python
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+  { echo "bilevax needs Python 3.11 or later; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+endef
 
 # A stamp per set of extras: installed again when pyproject.toml changes.
 .venv/%: pyproject.toml | .venv/bin/python
@@ -55,6 +77,14 @@ clean:
 	touch $@
 
 .venv/bin/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "bilevax needs Python 3.11 or later; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(check_python)
 	$(PYTHON) -m venv .venv
+
+.venv-oldest/dev: pyproject.toml scripts/oldest.txt
+	$(check_python)
+	rm -rf .venv-oldest
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint scripts/oldest.txt --editable ".[dev]"
+	touch $@
+
