@@ -19,10 +19,15 @@ from bilevax._run.run import Best, Result
 from bilevax._run.stop import Stop
 from bilevax._run.sweep import Sweep, grid, sweep
 from bilevax._step.averaging import averaged
+from bilevax._step.oracles import Oracles
+from bilevax._step.state import Info, State
 from bilevax._util import checks
 from bilevax.diagnostics import Residuals, hypergradient, objective, residuals, solve_lower
 from bilevax.solvers import (
+    F2SA,
+    F3SA,
     KSONG,
+    MASOBA,
     MMBO,
     MSVR,
     RSVRB,
@@ -33,16 +38,16 @@ from bilevax.solvers import (
     BlockSAGA,
     BSVRBv1,
     BSVRBv2,
-    Info,
-    Oracles,
     Recipe,
     Restart,
-    State,
 )
 from bilevax.version import __version__
 
 __all__ = [
+    "F2SA",
+    "F3SA",
     "KSONG",
+    "MASOBA",
     "MMBO",
     "MSVR",
     "RSVRB",

@@ -13,6 +13,8 @@ from typing import Any, SupportsFloat
 
 from bilevax._util.checks import whole_number
 
+__all__ = ["Constants", "Parameters", "complexity", "theorem_1", "theorem_2"]
+
 _FROM_THE_OTHERS: Any = None
 # τL_g. C_8 ∝ 1/(2τ) − 3L_g/4 vanishes at the allowed τ = 2/(3L_g); half of that maximises C_8 τ².
 _TAU = 1 / 3

@@ -107,6 +107,9 @@ ARGMIN = {
     "KSONG": (bx.KSONG, {"lower_step": 0.3, "floor": 0.3, "alpha": 0.5}),
     "MMBO": (bx.MMBO, {"lower_step": 0.3, "inverse_step": 0.3, "alpha": 0.5}),
     "SOBA": (bx.SOBA, {"lower_step": 0.3, "inverse_step": 0.3}),
+    "MASOBA": (bx.MASOBA, {"lower_step": 0.3, "inverse_step": 0.3}),
+    "F2SA": (bx.F2SA, {"lower_step": 0.3, "inverse_step": 0.3, "penalty": 4.0}),
+    "F3SA": (bx.F3SA, {"lower_step": 0.1, "inverse_step": 0.1, "penalty": 4.0}),
     "BlockPAGE": (bx.BlockPAGE, {"lower_step": 0.1, "inverse_step": 0.1, "refresh_chance": 0.3}),
     "BlockSAGA": (bx.BlockSAGA, {"lower_step": 0.3, "inverse_step": 0.3}),
 }

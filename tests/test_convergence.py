@@ -10,7 +10,7 @@ from closed_forms import LinearMean, Quadratic
 
 import bilevax as bx
 
-ARGMIN = [bx.BSVRBv1, bx.BSVRBv2, bx.RSVRB, bx.KSONG, bx.MMBO, bx.SOBA, bx.BlockPAGE, bx.BlockSAGA]
+ARGMIN = [bx.BSVRBv1, bx.BSVRBv2, bx.RSVRB, bx.KSONG, bx.MMBO, bx.SOBA, bx.MASOBA, bx.BlockPAGE, bx.BlockSAGA]
 MEAN = [bx.MSVR, bx.SONG, bx.BSVRBv1, bx.BSVRBv2, bx.SOBA, bx.BlockPAGE, bx.BlockSAGA]
 CASES = [(method, Quadratic) for method in ARGMIN] + [(method, LinearMean) for method in MEAN]
 
@@ -179,3 +179,22 @@ def test_the_step_of_version_two_allocates_no_gradient_per_block():
     )
     compiled = jax.jit(solver.step, donate_argnums=1).lower(problem, state).compile()
     assert compiled.memory_analysis().temp_size_in_bytes < 10 * size * 4
+
+
+@pytest.mark.parametrize("method", [bx.F2SA, bx.F3SA])
+def test_the_bias_of_a_penalty_falls_with_the_penalty(method):
+    case = Quadratic(m=6, rows=7, d_y=3, d_x=3)
+    errors = []
+    for penalty in (10.0, 40.0):
+        result = bx.minimize(
+            case.problem,
+            case.x0,
+            case.y0,
+            solver=method(upper_step=0.05, penalty=penalty),
+            steps=4000,
+            key=jax.random.key(0),
+            progress=None,
+        )
+        errors.append(np.linalg.norm(result.x - case.solution))
+        np.testing.assert_allclose(result.y, case.lower_solution(result.x), atol=1e-3)
+    assert errors[1] < 0.35 * errors[0] < 0.1 * np.linalg.norm(case.x0 - case.solution)

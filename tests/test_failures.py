@@ -158,7 +158,7 @@ def test_checkpoints_of_a_folder_that_became_read_only_stay(tmp_path):
 
 SIGNALLED = """
     import os, signal, threading
-    import bilevax.run as runner
+    import bilevax._run.run as runner
     import test_checkpoint as t
     within, chunk = threading.Event(), runner.compiled_chunk
     runner._FIRST_CHUNK = 20_000

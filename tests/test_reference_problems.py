@@ -88,6 +88,7 @@ def test_mixed_pieces_are_the_derivatives_of_the_jax_functions(ragged):
         close(problem.f_x(i, x, y_a, y_b, upper), f_x)
         close(problem.f_a(i, x, y_a, y_b, upper), f_y["a"])
         close(problem.f_b(i, x, y_a, y_b, upper), f_y["b"])
+        close(problem.g_x(i, x, y_a, lower), jax.grad(problem.lower)(*g))
         close(problem.g_y(i, x, y_a, lower), g_y)
         close(problem.g_yy(i, x, y_a, lower), g_yy)
         close(problem.g_xy(i, x, y_a, lower), g_xy)

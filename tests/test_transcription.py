@@ -36,6 +36,9 @@ ARGMIN = {
     "KSONG": (bx.KSONG, algorithms.ksong),
     "MMBO": (bx.MMBO, algorithms.mmbo),
     "SOBA": (bx.SOBA, algorithms.soba),
+    "MASOBA": (bx.MASOBA, algorithms.ma_soba),
+    "F2SA": (bx.F2SA, algorithms.f2sa),
+    "F3SA": (bx.F3SA, algorithms.f3sa),
 }
 MEAN = {"MSVR": (bx.MSVR, algorithms.msvr_v2), "SONG": (bx.SONG, algorithms.song)}
 MIXED = {
@@ -49,6 +52,7 @@ FINITE = {
 METHODS = ARGMIN | MEAN | MIXED | FINITE
 
 SETTINGS = {"eta": 0.02, "tau": 0.05, "tau_bar": 0.04, "alpha": 0.3, "alpha_bar": 0.2, "beta": 0.25}
+SETTINGS |= {"penalty": 3.0}
 REFRESH_CHANCE = 0.1
 FLOOR = 1.4  # some Hessians are less: they have to be raised, time and again
 
@@ -208,7 +212,8 @@ def read(state):
         jacobian = jnp.swapaxes(pieces.jacobian, 1, 2)
         return out | {"f_x": pieces.by_x, "f_y": pieces.by_y, "H": pieces.hessian, "g_xy": jacobian}
     if memory.v is not None:
-        out |= {"u": memory.v.slope, "v": state.v["a"] if named else state.v}
+        clocks = state.clocks["a" if named else "lower"]
+        out |= {"u": memory.v.slope, "v": memory.v.at(clocks.v.now)}
     return out if memory.hessian is None else out | {"H": memory.hessian}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import bilevax as bx
 from bilevax.experiments import validation
 from bilevax.experiments.report import Report
-from bilevax.solvers import msvr_gamma
+from bilevax.solvers.toolkit import msvr_gamma
 
 
 @dataclasses.dataclass(frozen=True)

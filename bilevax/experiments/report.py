@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bilevax.version import __version__
+from bilevax import __version__
 
 
 def spread(values: Any, digits: int = 4) -> str:

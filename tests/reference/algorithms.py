@@ -7,7 +7,7 @@ read off `old`. At the first step `old` is `now`. Equation labels are those of `
 A method is called as `method(problem, samples, start, coefficients, ...)` and returns the final
 state.
 
-- `problem`: `m`, and for block i on the sampled `rows` `f_x, f_y, g_y, g_yy, g_xy(i, x, y, rows)`,
+- `problem`: `m`, and for block i on the sampled `rows` `f_x, f_y, g_x, g_y, g_yy, g_xy(i, x, y, rows)`,
   and for a mean block `c, c_x(i, x, rows)`. `g_xy` and `c_x` (the transposed Jacobian) have shape
   (dx, dy).
 - `samples`: one entry per step, with `blocks` (I_t), `upper[k]` and `lower[k]` (the rows of the
@@ -329,6 +329,77 @@ def soba(problem, samples, start, coefficients, *, radius=np.inf):
         new.z = average(hyper_v2, problem, now, sample)
         new.x = now.x - k.eta * new.z
         now = new
+    return now
+
+
+def ma_soba(problem, samples, start, coefficients, *, radius=np.inf):
+    """MA-SOBA per block: as `soba`, but x moves along a moving average of G."""
+    now = take(start, "x", "y", "v", "z")
+    for t, sample in enumerate(samples):
+        k = coefficients_at(coefficients, t, problem.m, len(sample.blocks))
+        new = copy.deepcopy(now)
+        for i, upper, lower in sampled_blocks(sample):
+            new.y[i] = now.y[i] - k.tau * problem.g_y(i, now.x, now.y[i], lower)
+            moved = now.v[i] - k.tau_bar * phi_v(problem, i, now, upper, lower)
+            new.v[i] = project(moved, radius)
+        new.z = moving_average(now.z, average(hyper_v2, problem, now, sample), k.beta)
+        new.x = now.x - k.eta * new.z
+        now = new
+    return now
+
+
+def penalised_w(problem, i, state, upper, lower, penalty):
+    """The gradient of f/penalty + g in the second variable w, which is stored as v."""
+    x, w = state.x, state.v[i]
+    return problem.f_y(i, x, w, upper) / penalty + problem.g_y(i, x, w, lower)
+
+
+def hyper_penalty(problem, i, state, upper, lower, penalty):
+    """Block i's gradient in x of f(x, w) + penalty (g(x, w) - g(x, y))."""
+    x, y, w = state.x, state.y[i], state.v[i]
+    gap = problem.g_x(i, x, w, lower) - problem.g_x(i, x, y, lower)
+    return problem.f_x(i, x, w, upper) + penalty * gap
+
+
+def f2sa(problem, samples, start, coefficients):
+    """F2SA per block: plain SGD in the sampled y_i and w_i (stored as v) and in x."""
+    now = take(start, "x", "y", "v")
+    now.z = np.zeros_like(now.x)
+    for t, sample in enumerate(samples):
+        k = coefficients_at(coefficients, t, problem.m, len(sample.blocks))
+        new = copy.deepcopy(now)
+        for i, upper, lower in sampled_blocks(sample):
+            new.y[i] = now.y[i] - k.tau * problem.g_y(i, now.x, now.y[i], lower)
+            new.v[i] = now.v[i] - k.tau_bar * penalised_w(problem, i, now, upper, lower, k.penalty)
+        terms = [hyper_penalty(problem, i, now, *rows, k.penalty) for i, *rows in sampled_blocks(sample)]
+        new.z = mean(terms)
+        new.x = now.x - k.eta * new.z
+        now = new
+    return now
+
+
+def f3sa(problem, samples, start, coefficients):
+    """F3SA: MSVR of the gradients that y_i and w_i descend along, STORM of that in x, all blocks move."""
+    now = old = take(start, "x", "y", "s", "u", "v", "z")
+    for t, sample in enumerate(samples):
+        k = coefficients_at(coefficients, t, problem.m, len(sample.blocks))
+        new = copy.deepcopy(now)
+        for i, upper, lower in sampled_blocks(sample):
+            g_now = problem.g_y(i, now.x, now.y[i], lower)
+            g_old = problem.g_y(i, old.x, old.y[i], lower)
+            new.s[i] = msvr(now.s[i], g_now, g_old, k.alpha, k.gamma)
+            w_now = penalised_w(problem, i, now, upper, lower, k.penalty)
+            w_old = penalised_w(problem, i, old, upper, lower, k.penalty)
+            new.u[i] = msvr(now.u[i], w_now, w_old, k.alpha_bar, k.gamma_bar)
+        blocks = sampled_blocks(sample)
+        G_now = mean(hyper_penalty(problem, i, now, *rows, k.penalty) for i, *rows in blocks)
+        G_old = mean(hyper_penalty(problem, i, old, *rows, k.penalty) for i, *rows in blocks)
+        new.z = storm(now.z, G_now, G_old, k.beta)
+        for i in range(problem.m):
+            new.y[i] = now.y[i] - k.tau * new.s[i]
+            new.v[i] = now.v[i] - k.tau_bar * new.u[i]
+        new.x = now.x - k.eta * new.z
+        old, now = now, new
     return now
 
 

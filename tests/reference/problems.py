@@ -311,6 +311,10 @@ class Mixed(Blocks):
     def activation(self, x, y, rows):
         return sigmoid(self.lower_rows["a"][rows] @ y + self.lower_rows["p"][rows] @ x)
 
+    def g_x(self, i, x, y, rows):
+        noise = self.activation(x, y, rows) @ self.lower_rows["p"][rows] / len(rows)
+        return noise - self.blocks["B"][i].T @ y
+
     def g_y(self, i, x, y, rows):
         noise = self.activation(x, y, rows) @ self.lower_rows["a"][rows] / len(rows)
         return self.blocks["A"][i] @ y - self.blocks["B"][i] @ x + noise

@@ -16,7 +16,7 @@ from bilevax.experiments.theorems import lanes
 from bilevax.experiments.theorems.problems import initial_rows, make_family, make_task
 from bilevax.experiments.theorems.scalings import METHODS, Sizes
 from bilevax.experiments.theorems.truth import Truth
-from bilevax.solvers import flatten_slots, solve, where_slot
+from bilevax.solvers.toolkit import flatten_slots, solve, where_slot
 
 SYMBOLS = {
     "z": "‖z − Δ‖²",

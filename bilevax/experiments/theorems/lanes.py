@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 import bilevax as bx
-from bilevax.solvers import CompensatedSum
+from bilevax.solvers.toolkit import CompensatedSum
 
 Measure = Callable[[Array], Array]
 

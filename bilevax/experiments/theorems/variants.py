@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 import bilevax as bx
-from bilevax.solvers import (
+from bilevax.solvers.toolkit import (
     Look,
     Memory,
     Point,
