@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import numpy as np
 import pytest
 from scipy import sparse
@@ -13,7 +15,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+import bilevax as bx
 from bilevax.applications import ReweightedClassifier
+from bilevax.applications.refit import overall_outcome
 
 
 @parametrize_with_checks([ReweightedClassifier(max_iter=60, rounds=1)])
@@ -149,6 +153,56 @@ def test_pipelines_and_grid_search_pass_clean_rows_on():
     search = GridSearchCV(ReweightedClassifier(random_state=0, max_iter=60), {"rounds": [1, 2]}, cv=2)
     search.fit(X, y, X_clean=X_clean, y_clean=y_clean)
     assert search.score(X_test, y_test) > 0.7
+
+
+def test_clean_rows_that_skip_the_scaler_are_rejected():
+    X, y, _, X_clean, y_clean, *_ = noisy_task()
+    X, X_clean = (1e4 * (5 + one) for one in (X, X_clean))
+    model = make_pipeline(StandardScaler(), ReweightedClassifier(random_state=0, max_iter=60, rounds=1))
+    with pytest.raises(ValueError, match=r"X_clean must be on the scale of X.*transform_input=\['X_clean'\]"):
+        model.fit(X, y, reweightedclassifier__X_clean=X_clean, reweightedclassifier__y_clean=y_clean)
+
+
+class Impatient:
+    """Interrupts the first run at its first report of progress."""
+
+    def __init__(self):
+        self.left = 1
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def update(self, step, speed, metrics):
+        self.left -= 1
+        if self.left == 0:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupted_fit_says_so_and_has_a_model(capsys):
+    X, y, _, X_clean, y_clean, X_test, y_test = noisy_task()
+    model = ReweightedClassifier(random_state=0, rounds=3, progress=Impatient())
+    model.fit(X, y, X_clean, y_clean)
+    assert model.outcome_ is bx.Outcome.INTERRUPTED
+    assert model.n_iter_ < 3000
+    assert set(model.history_["round"]) <= {1}
+    lines = [line for line in capsys.readouterr().err.splitlines() if "ReweightedClassifier" in line]
+    assert len(lines) == 1
+    assert "fit was interrupted" in lines[0]
+    assert model.score(X_test, y_test) > 0.7
+
+
+def test_the_outcome_is_that_of_the_last_run_unless_one_went_wrong(fitted):
+    assert fitted[0].outcome_ in (bx.Outcome.FINISHED, bx.Outcome.PATIENCE)
+    X, y, _, X_clean, y_clean, *_ = noisy_task()
+    guessed = ReweightedClassifier(random_state=0, max_iter=0).fit(X, y, X_clean, y_clean)
+    assert guessed.outcome_ is bx.Outcome.FINISHED
+    good, bad, cut = bx.Outcome.PATIENCE, bx.Outcome.DIVERGED, bx.Outcome.INTERRUPTED
+    assert overall_outcome([good, bad, good]) is bad
+    assert overall_outcome([good, bad, cut]) is cut
+    assert overall_outcome([bx.Outcome.FINISHED, good]) is good
 
 
 def bad(**changes):

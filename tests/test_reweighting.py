@@ -14,6 +14,7 @@ import bilevax as bx
 from bilevax.applications import linear, noise_model
 from bilevax.applications.cross_validated import cross_validated_loss, make_problem
 from bilevax.applications.fold_rows import bucket
+from bilevax.applications.noisy_task import NoisyTask
 from bilevax.applications.reweighting import as_rows, products, reweighting
 
 
@@ -84,6 +85,7 @@ def test_rows_that_cannot_be_stored_are_refused(monkeypatch):
         ({"temperatures": [0.0]}, "temperatures"),
         ({"ridge": 0.0}, "ridge"),
         ({"X": np.zeros(80)}, "matrix"),
+        ({"X_clean": 1e5 + labelled()[2]}, "on the scale of X"),
     ],
 )
 def test_bad_input_is_refused(changes, message):
@@ -163,8 +165,8 @@ def test_blocks_draw_their_folds_and_only_them():
     X, y, X_clean, y_clean = labelled()
     fold = np.arange(30) % 3
     X_clean = np.c_[fold, X_clean[:, 1:]]  # the first feature tells the fold
-    guess = np.full((4, 80), 0.5)
-    problem = make_problem((X, y), (X_clean, y_clean), guess, fold, [(k, 1.0) for k in range(3)], 0.5)
+    task = NoisyTask(X, y, X_clean, y_clean, fold, 2)
+    problem = make_problem(task, np.full((4, 80), 0.5), [(k, 1.0) for k in range(3)], 0.5)
     stream, blocks = bx.Stream.start(jax.random.key(0)), jnp.arange(3)
     judged = problem.upper_data.draw(stream, blocks, 200).rows["row"]["dense"][..., 0]
     learnt = problem.lower_data[0].draw(stream, blocks, 200).rows
@@ -177,9 +179,8 @@ def test_blocks_draw_their_folds_and_only_them():
 def test_the_cross_validated_loss_leaves_padding_out():
     X, y, X_clean, y_clean = labelled()
     fold = np.arange(30) % 3
-    problem = make_problem(
-        (X, y), (X_clean, y_clean), np.full((4, 80), 0.5), fold, [(k, 1.0) for k in range(3)], 0.5
-    )
+    task = NoisyTask(X, y, X_clean, y_clean, fold, 2)
+    problem = make_problem(task, np.full((4, 80), 0.5), [(k, 1.0) for k in range(3)], 0.5)
     coef = np.zeros((3, 16, 1), np.float32)
     coef[:, :4, 0] = [1.0, -1.0, 0.5, 2.0]
     models = {"coef": jnp.asarray(coef), "intercept": jnp.zeros((3, 1)), "shift": jnp.zeros((3, 1))}

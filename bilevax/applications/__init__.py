@@ -8,7 +8,7 @@ __all__ = ["ReweightedClassifier"]
 
 
 def __getattr__(name: str) -> Any:
-    # scikit-learn is optional, and slow to import: only who asks for the estimator needs it.
+    # scikit-learn is optional and slow to import, so it is imported only for the estimator.
     if name == "ReweightedClassifier":
         from bilevax.applications.classifier import ReweightedClassifier
 

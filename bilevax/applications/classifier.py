@@ -19,39 +19,43 @@ except ImportError as error:
         "ReweightedClassifier needs scikit-learn: pip install 'bilevax[experiments]'"
     ) from error
 
-from bilevax.applications import noise_model
-from bilevax.applications.cross_validated import Plan
+import bilevax as bx
+from bilevax.applications import interrupted, noise_model
+from bilevax.applications.clean_scale import check_scales
+from bilevax.applications.cross_validated import BilevelSettings
 from bilevax.applications.linear import all_logits
+from bilevax.applications.noisy_task import NoisyTask
 from bilevax.applications.refit import SIZE, learn
 
-_DENSE = 2**24  # entries up to which sparse features are made dense
+_DENSE = 2**24  # sparse features with at most this many entries, zeros included, are made dense
 
 
 class ReweightedClassifier(ClassifierMixin, BaseEstimator):
     r"""A linear classifier that learns which labels to trust, with the help of a few clean rows.
 
-    1. A first guess: logistic regression on the noisy rows, calibrated on the clean ones, tells how likely
-       every label is to be right (`noise_model`).
-    2. The weights of the noisy rows are learnt by multi-block bilevel optimization: F is the cross-validated
-       loss, over the clean rows, of models that are fitted to weighted noisy rows and clean rows together
-       (`cross_validated`). Learning stops when F is not getting better.
-    3. The final model is refitted on weighted noisy rows and clean rows together. It is the mean of a few
+    1. A first guess: logistic regression on the noisy rows, calibrated on the clean rows, estimates how
+       likely every label is to be right (`noise_model`).
+    2. Multi-block bilevel optimization learns the weights of the noisy rows: F is the cross-validated loss,
+       over the clean rows, of models that are fitted to weighted noisy rows and clean rows together
+       (`cross_validated`). Learning stops when F no longer improves.
+    3. The final model is refitted to weighted noisy rows and clean rows together. It is the mean of a few
        candidates (several ridges, the guessed weights, the clean rows alone), each with a share that falls
        with its cross-validated loss, :math:`\propto \exp(-\text{loss summed over clean rows})`.
 
-    Features should be of similar scale, as for any regularised linear model: put a `StandardScaler` first.
+    Features should have similar scales, as for any regularised linear model: put a `StandardScaler` first.
+    In a `Pipeline`, the clean rows must pass through the scaler too: docs/noisy_labels.md shows how.
 
     Args:
-      folds: how many parts the clean rows are divided into, to judge weights and candidates.
-      rounds: how often the weights are learnt: every round starts from a guess around the last round's model.
-      max_iter: at most so many bilevel steps in a round.
-      patience: stop when the cross-validated loss has not improved for so many measurements, one in 100
+      folds: the number of parts that the clean rows are divided into, to evaluate weights and candidates.
+      rounds: how many times the weights are learnt; every round starts from a guess around the last model.
+      max_iter: the most bilevel steps in a round.
+      patience: stop when the cross-validated loss has not improved for this many measurements, one in 100
         steps.
-      learning_rate: of what the rows' weights share.
-      row_deviation: how far a row's own part may take (the logit of) its weight; 0 leaves what is shared.
+      learning_rate: for the part of the weights that rows share.
+      row_deviation: how far a row's own part may move the logit of its weight; 0 leaves the shared part only.
       batch_size: noisy rows, and clean rows, per block and step.
-      validation_fraction: `fit(X, y)` without clean rows holds out so much of the rows, and trusts their
-        labels.
+      validation_fraction: without clean rows, `fit(X, y)` holds out this fraction of the rows and trusts
+        their labels.
       progress: "auto", "bar", "lines", or None for silence.
       random_state: seed or generator of the folds and of the bilevel run.
 
@@ -60,11 +64,13 @@ class ReweightedClassifier(ClassifierMixin, BaseEstimator):
       coef_, intercept_: the final model; one row if there are two classes, else one per class.
       sample_weight_: the weight of every row of X in the refit; 1 for rows that were held out as clean.
       label_quality_: how likely the label of every row of X is to be right, in view of the final model.
-      flip_: (C, C), the estimated chance that a row of the first class is labelled as the second.
-      held_out_: the rows of X that were taken as clean; empty if clean rows were given.
+      flip_: (C, C), entry [k, c] estimates the chance that a row of class k has the label c.
+      held_out_: the rows of X that were used as clean rows; empty if clean rows were given.
       candidates_: the candidates of the refit, each with its cross-validated loss and its share.
-      history_: of the bilevel run, by name.
-      n_iter_: the bilevel steps taken.
+      history_: the measurements of the bilevel runs, by name.
+      n_iter_: the number of bilevel steps taken.
+      outcome_: why the bilevel runs ended, a `bx.Outcome`: `bx.Outcome.INTERRUPTED` after a signal, and
+        `bx.Outcome.DIVERGED` if one of them diverged (its best iterate is used).
       n_features_in_, feature_names_in_: as usual.
 
     Example:
@@ -110,18 +116,21 @@ class ReweightedClassifier(ClassifierMixin, BaseEstimator):
     def fit(self, X: Any, y: Any, X_clean: Any = None, y_clean: Any = None) -> ReweightedClassifier:
         """Fits the classifier.
 
+        An interrupted fit (SIGINT or SIGTERM) refits with the weights it has, prints a line and sets
+        `outcome_`.
+
         Args:
           X: rows (n, d), dense or scipy-sparse.
           y: their labels, some of which are wrong.
-          X_clean: rows (k, d) whose labels are right. Left out, a part of X is held out and its labels
-            trusted: they had better be right.
+          X_clean: rows (k, d) whose labels are right, on the scale of X. By default a part of X is held out
+            and its labels are trusted, although some may be wrong.
           y_clean: their labels.
 
         Returns:
           Itself.
 
         Raises:
-          ValueError: as scikit-learn's estimators do.
+          ValueError: the input is invalid, or X and X_clean are on different scales.
         """
         self._check_parameters()
         random = check_random_state(self.random_state)
@@ -143,13 +152,11 @@ class ReweightedClassifier(ClassifierMixin, BaseEstimator):
             self.held_out_ = np.empty(0, int)
             clean = self._clean(X_clean, y_clean, X)
         kept = np.setdiff1d(np.arange(len(codes)), self.held_out_)
-        noisy = rows[kept], codes[kept]
-
-        classes = len(self.classes_)
         fold = _folds(clean[1], self.folds, random)
+        task = NoisyTask(rows[kept], codes[kept], *clean, fold, len(self.classes_))
         # Hundreds of small products: threads that wait for each other would take most of the time.
         with threadpool_limits(1, "blas"):
-            found = learn(noisy, clean, fold, classes, self.rounds, self._plan(random))
+            found = learn(task, self.rounds, self._bilevel_settings(random))
         final = found.model
         self.candidates_ = found.candidates
 
@@ -162,7 +169,12 @@ class ReweightedClassifier(ClassifierMixin, BaseEstimator):
         self.label_quality_[kept] = noise.quality(logits[kept], codes[kept])
         self.coef_ = final.coef.T / self._scale
         self.intercept_ = final.intercept - self.coef_ @ self._centre
-        self.history_, self.n_iter_ = found.history, found.steps
+        self.history_, self.n_iter_, self.outcome_ = found.history, found.steps, found.outcome
+        if found.outcome is bx.Outcome.INTERRUPTED:
+            interrupted.report(
+                f"ReweightedClassifier.fit was interrupted: the weights are those found in {found.steps} "
+                "bilevel steps"
+            )
         return self
 
     def decision_function(self, X: Any) -> np.ndarray:
@@ -173,7 +185,7 @@ class ReweightedClassifier(ClassifierMixin, BaseEstimator):
         return logits[:, 0] if logits.shape[1] == 1 else logits
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """The chance of every class, (n, C)."""
+        """The probability of every class, (n, C)."""
         logits = self.decision_function(X)
         return softmax(all_logits(logits[:, None] if logits.ndim == 1 else logits), -1)
 
@@ -197,6 +209,7 @@ class ReweightedClassifier(ClassifierMixin, BaseEstimator):
         unseen = np.setdiff1d(labels, self.classes_)
         if unseen.size:
             raise ValueError(f"y_clean contains previously unseen labels: {unseen.tolist()}")
+        check_scales(X, rows)
         if sparse.issparse(X) and X.shape[0] * X.shape[1] > _DENSE:
             rows = sparse.csr_matrix(rows)
         elif sparse.issparse(rows):
@@ -205,8 +218,8 @@ class ReweightedClassifier(ClassifierMixin, BaseEstimator):
             rows = rows - self._centre
         return (rows / self._scale).astype(np.float32), np.asarray(np.searchsorted(self.classes_, labels))
 
-    def _plan(self, random: np.random.RandomState) -> Plan:
-        return Plan(
+    def _bilevel_settings(self, random: np.random.RandomState) -> BilevelSettings:
+        return BilevelSettings(
             steps=self.max_iter,
             batch_size=self.batch_size,
             learning_rate=self.learning_rate,
@@ -232,7 +245,7 @@ class ReweightedClassifier(ClassifierMixin, BaseEstimator):
 
 
 def _scaled(X: Any) -> tuple[Any, np.ndarray, float]:
-    """Rows of a common size, in single precision; centred too, unless that would fill memory."""
+    """Rows of a common size, in single precision; centred too, unless they stay sparse."""
     count, features = X.shape
     if sparse.issparse(X) and count * features <= _DENSE:
         X = X.toarray(order="C")
@@ -249,7 +262,7 @@ def _scaled(X: Any) -> tuple[Any, np.ndarray, float]:
 
 
 def _hold_out(codes: np.ndarray, fraction: float, random: np.random.RandomState) -> np.ndarray:
-    """A part of the rows with about the same classes: some of every class that has two or more."""
+    """A part of the rows with about the same class frequencies; every class keeps at least one row."""
     chosen = []
     for code in np.unique(codes):
         members = random.permutation(np.flatnonzero(codes == code))

@@ -1,7 +1,7 @@
-r"""The weights of noisy rows, judged by cross-validation over the clean ones: a multi-block bilevel problem.
+r"""Weights of noisy rows, learnt by cross-validation over the clean rows: a multi-block bilevel problem.
 
-Block (k, ρ) is a classifier with ridge ρ. It learns from the weighted noisy rows and from the clean rows that
-are not in fold k, and is judged on those in fold k:
+Block (k, ρ) is a classifier with ridge ρ. It is fitted to the weighted noisy rows and to the clean rows
+outside fold k, and evaluated on fold k:
 
 .. math::
     \min_x &\; \frac1m \sum_{k, \rho} \frac{1}{|V_k|} \sum_{j \in V_k} \ell(y_{k\rho}(x), j)
@@ -9,15 +9,15 @@ are not in fold k, and is judged on those in fold k:
     y_{k\rho}(x) &= \arg\min_y \sum_{j \text{ noisy}} w_j(x)\, \ell(y, j)
         + \sum_{j \in V \setminus V_k} \ell(y, j) + \frac{\rho}{2} \|y\|^2
 
-So F is the cross-validated loss of the very model that is fitted in the end, and x its hyper-parameters. A
-row's weight has something of its own and something that it shares, because few clean rows can teach little
-about one row:
+So F is the cross-validated loss of the model that is fitted in the end, and x are its hyper-parameters. A
+row's weight has a part of its own and a part that it shares with other rows, because few clean rows say
+little about a single row:
 
 .. math:: w_j(x) = \sigma(a_j + \text{offset}_{c_j} + \text{slope} \cdot (a_j - \bar a) + \text{row}_j)
 
-where a_j is a guess (see `noise_model`) and c_j the row's label. A guess that was made with the help of clean
-rows knows something about them: so that F stays honest, the blocks of fold k start from a guess made without
-that fold.
+where a_j is the logit of a guess (see `noise_model`) and c_j the row's label. A guess that was made with some
+clean rows contains information about their labels. To keep F honest, the blocks of fold k start from a guess
+that was made without that fold.
 """
 
 from __future__ import annotations
@@ -36,28 +36,33 @@ from scipy.special import expit
 import bilevax as bx
 from bilevax.applications.fold_rows import HeldOut, NoisyAndClean, bucket, padded
 from bilevax.applications.linear import Linear
+from bilevax.applications.noisy_task import NoisyTask
 from bilevax.applications.reweighting import as_rows, cross_entropy, products
 
 PyTree = Any
 
-SHIFT_DEVIATION = 1.0  # how far the noisy rows' logits may be shifted; see `linear.fit`
-_DEVIATION = 1.0  # the prior's, of offsets and slope
-_ROW_STEP = 0.05  # of the weights' own parts, in units in which their prior has curvature 1
+SHIFT_DEVIATION = 1.0  # the prior standard deviation of the shift of noisy rows' logits; see `linear.fit`
+_DEVIATION = 1.0  # the prior standard deviation of offsets and slope
+_ROW_STEP = 0.05  # the step of the rows' own parts, in units where their prior has curvature 1
 _LOOSE = 1e-6  # the ridge of intercepts
-_LEAST_NOISY, _LEAST_CLEAN, _LEAST_FEATURES = 1024, 128, 16  # smaller data are padded to these: one program
+_LEAST_NOISY, _LEAST_CLEAN, _LEAST_FEATURES = (
+    1024,
+    128,
+    16,
+)  # smaller data are padded to these sizes, so that they share one compilation
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """How to run the bilevel problem.
+class BilevelSettings:
+    """Settings of the bilevel run.
 
     Attributes:
-      steps: at most so many.
+      steps: the most steps to take.
       batch_size: noisy rows, and clean rows, per block and step.
       learning_rate: of offsets and slope (Adam).
-      row_deviation: the prior's, of the weights' own parts (logits).
-      patience: entries of the history, of `every` steps each, without a better cross-validated loss.
-      every: steps between two entries.
+      row_deviation: the prior standard deviation of the rows' own parts (logits).
+      patience: stop after this many measurements without a better cross-validated loss.
+      every: steps between two measurements.
       progress: as in `bilevax.minimize`.
       seed: of the run.
     """
@@ -74,96 +79,94 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Learnt:
-    """What the bilevel run found.
+    """The result of the bilevel run.
 
     Attributes:
       weights: of the noisy rows, in (0, 1); one row for each guess.
-      history: of the run, with the cross-validated loss.
-      steps: how many were taken.
+      history: the measurements of the run, with the cross-validated loss.
+      steps: the number of steps taken.
+      outcome: why the run ended.
     """
 
     weights: np.ndarray
-    history: Any
+    history: bx.History
     steps: int
+    outcome: bx.Outcome
 
 
 def learn_weights(
-    noisy: tuple[Any, np.ndarray],
-    clean: tuple[Any, np.ndarray],
+    task: NoisyTask,
     guess: np.ndarray,
-    fold: np.ndarray,
     models: dict[tuple[int, float], Linear],
-    plan: Plan,
+    settings: BilevelSettings,
 ) -> Learnt:
     """Learns the weights of noisy rows.
 
     Args:
-      noisy: rows, dense or scipy-sparse, and class codes.
-      clean: the same of the clean rows.
-      guess: (folds + 1, n), guesses at the weights, in (0, 1): without each fold, and with all clean rows.
-      fold: the fold of every clean row.
-      models: for every fold and ridge the model that fits the guess: where the blocks start from.
-      plan: how to run.
+      task: the data.
+      guess: (folds + 1, n), guessed weights, in (0, 1): without each fold, and with all clean rows.
+      models: by fold and ridge, the model fitted with the guessed weights: the start of that block.
+      settings: of the run.
 
     Returns:
-      The weights with the least cross-validated loss that was met.
+      The weights with the least cross-validated loss of the run.
     """
-    problem = make_problem(noisy, clean, guess, fold, list(models), plan.row_deviation)
+    problem = make_problem(task, guess, list(models), settings.row_deviation)
     size = bucket(guess.shape[1], _LEAST_NOISY)
-    width = len(next(iter(models.values())).intercept)
-    classes = 2 if width == 1 else width
-    x0 = {"offset": jnp.zeros(classes), "slope": jnp.zeros(()), "row": jnp.zeros(size)}
-    y0 = _stacked(list(models.values()), _width(noisy[0]))
+    x0 = {"offset": jnp.zeros(task.classes), "slope": jnp.zeros(()), "row": jnp.zeros(size)}
+    y0 = _stacked(list(models.values()), _width(task.rows))
     result = bx.minimize(
         problem,
-        bx.BSVRBv2(upper_step=_upper_step(plan.learning_rate), lower_step=_lower_step(noisy[0], classes)),
         x0,
         y0,
-        steps=plan.steps,
-        key=jax.random.key(plan.seed),
-        batch_size=plan.batch_size,
+        solver=bx.BSVRBv2(
+            upper_step=_upper_step(settings.learning_rate), lower_step=_lower_step(task.rows, task.classes)
+        ),
+        steps=settings.steps,
+        key=jax.random.key(settings.seed),
+        batch_size=settings.batch_size,
         metrics={"cross-validated loss": lambda problem, state: cross_validated_loss(problem, state.y)},
-        every=min(plan.every, plan.steps),
-        patience=plan.patience,
-        watch="cross-validated loss",
-        progress=plan.progress,
-        throw=False,  # the best iterate of a run that diverges is as good as any
+        every=min(settings.every, settings.steps),
+        progress=settings.progress,
+        # The best iterate of a run that diverges is as good as any other: no error.
+        stop=bx.Stop(patience=settings.patience, watch="cross-validated loss", throw=False),
     )
     x = x0 if result.best is None else result.best.x
     own = float(problem.blocks["row_scale"][0]) * np.asarray(x["row"])[: guess.shape[1]]
     start = _logit(guess)
-    shared = np.asarray(x["offset"])[noisy[1]] + float(x["slope"]) * (start - start.mean(1, keepdims=True))
-    return Learnt(expit(start + shared + own), result.history, int(result.state.step))
+    shared = np.asarray(x["offset"])[task.codes] + float(x["slope"]) * (start - start.mean(1, keepdims=True))
+    return Learnt(expit(start + shared + own), result.history, int(result.state.step), result.outcome)
 
 
 def make_problem(
-    noisy: tuple[Any, np.ndarray],
-    clean: tuple[Any, np.ndarray],
-    guess: np.ndarray,
-    fold: np.ndarray,
-    blocks: list[tuple[int, float]],
-    row_deviation: float,
+    task: NoisyTask, guess: np.ndarray, blocks: list[tuple[int, float]], row_deviation: float
 ) -> bx.Problem:
-    """The bilevel problem of the module; the arguments are those of `learn_weights`, blocks (fold, ridge)."""
-    order = np.argsort(fold, kind="stable")
-    folds = int(fold.max()) + 1
-    offsets = np.searchsorted(fold[order], np.arange(folds + 1)).astype(np.int32)
-    n, k = guess.shape[1], len(fold)
-    start = _logit(guess[:folds]).T
+    """The bilevel problem of this module.
+
+    Args:
+      task: the data.
+      guess: as in `learn_weights`.
+      blocks: the fold and the ridge of every block.
+      row_deviation: as in `BilevelSettings`.
+    """
+    order = np.argsort(task.fold, kind="stable")
+    offsets = np.searchsorted(task.fold[order], np.arange(task.folds + 1)).astype(np.int32)
+    n, k = guess.shape[1], len(task.fold)
+    start = _logit(guess[: task.folds]).T
     noisy_rows = {
-        "row": as_rows(noisy[0], intercept=False),
-        "label": noisy[1].astype(np.int32),
+        "row": as_rows(task.rows, intercept=False),
+        "label": task.codes.astype(np.int32),
         "start": start.astype(np.float32),
         "centred": (start - start.mean(0)).astype(np.float32),
         "index": np.arange(n, dtype=np.int32),
     }
     clean_rows = {
-        "row": as_rows(clean[0][order], intercept=False, like=noisy[0]),
-        "label": clean[1][order].astype(np.int32),
+        "row": as_rows(task.clean_rows[order], intercept=False, like=task.rows),
+        "label": task.clean_codes[order].astype(np.int32),
     }
     for rows in (noisy_rows, clean_rows):
         if "dense" in rows["row"]:
-            more = _width(noisy[0]) - noisy[0].shape[1]
+            more = _width(task.rows) - task.rows.shape[1]
             rows["row"] = {"dense": np.pad(rows["row"]["dense"], ((0, 0), (0, more)))}
     noisy_rows, clean_rows = (
         padded(noisy_rows, bucket(n, _LEAST_NOISY)),
@@ -195,7 +198,7 @@ def make_problem(
 
 
 def row_weights(x: PyTree, rows: PyTree, block: PyTree) -> Array:
-    """w_j(x) of the noisy rows in a batch; their own parts are scaled so that their prior is ½ row²."""
+    """w_j(x) of the noisy rows in a batch; the rows' own parts are scaled such that their prior is ½ row²."""
     start, centred = rows["start"][:, block["fold"]], rows["centred"][:, block["fold"]]
     own = block["row_scale"] * x["row"][rows["index"]]
     return jax.nn.sigmoid(start + x["offset"][rows["label"]] + x["slope"] * centred + own)
@@ -239,7 +242,7 @@ def _lower(x: PyTree, y: PyTree, block: PyTree, batch: PyTree) -> Array:
     return loss + 0.5 * (ridges + _LOOSE * jnp.sum(y["intercept"] ** 2))
 
 
-@functools.lru_cache  # one object per setting: to JAX, another object is another program
+@functools.lru_cache  # one object per learning rate: JAX compiles anew for every other object
 def _upper_step(learning_rate: float) -> optax.GradientTransformation:
     kinds = {"offset": "shared", "slope": "shared", "row": "own"}
     return optax.multi_transform({"shared": optax.adam(learning_rate), "own": optax.sgd(_ROW_STEP)}, kinds)
@@ -267,7 +270,7 @@ def _stacked(models: list[Linear], features: int) -> PyTree:
 
 
 def _width(rows: Any) -> int:
-    """To how many features rows are padded."""
+    """The number of features to which rows are padded."""
     return bucket(rows.shape[1], _LEAST_FEATURES) if rows.shape[1] <= 64 else rows.shape[1]
 
 

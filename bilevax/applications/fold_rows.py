@@ -1,4 +1,4 @@
-"""Rows of cross-validated blocks: those of a block's fold, and all the others."""
+"""Data sources of cross-validated blocks: the clean rows of a block's fold, and all other rows."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ PyTree = Any
 class NoisyAndClean(bx.Rows):
     """Batches of noisy rows and of clean rows outside the block's fold, as {"noisy": …, "clean": …}.
 
-    Arrays are padded to a few sizes, so that data of similar shape share one compilation; `count` and
-    `offsets` say what is not padding. The clean rows are sorted by fold.
+    Arrays are padded to a few sizes, so that data of similar shape share one compilation. `count` is the
+    number of noisy rows without padding. Clean rows are sorted by fold, and `offsets` bounds the folds.
     """
 
     noisy: PyTree
@@ -50,7 +50,7 @@ class HeldOut(bx.Rows):
 
 
 def bucket(size: int, least: int) -> int:
-    """The size to which an axis is padded: a power of two if it is small, else an eighth of one in steps.
+    """The size to which an axis is padded: a power of two up to 4096, then a multiple of a sixteenth of one.
 
     Example:
       >>> bucket(10, 64), bucket(100, 64), bucket(15_000, 64)
@@ -76,5 +76,7 @@ def _take(rows: PyTree, index: Array) -> PyTree:
 
 def _checked(size: int | None) -> int:
     if size is None:
-        raise ValueError("batch_size must be given: these rows are padded, and cannot all be taken at once")
+        raise ValueError(
+            "batch_size must be an integer: these rows are padded and cannot all be used at once"
+        )
     return size

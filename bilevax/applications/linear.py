@@ -1,4 +1,4 @@
-"""Linear classifiers on weighted rows: the refit, and every exact fit around the bilevel run.
+"""Linear classifiers on weighted rows, fitted exactly by L-BFGS.
 
 Logits have C' columns: one if there are two classes (the logit of the second), C if there are C > 2.
 """
@@ -12,17 +12,17 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import expit, log_softmax
 
-_FREE = 1e-6  # of the total weight: the ridge on intercepts, which only keeps them finite
+_FREE = 1e-6  # the ridge on intercepts, per total weight: it only keeps them finite
 
 
 @dataclasses.dataclass(frozen=True)
 class Linear:
-    """A linear classifier, and how far the noisy rows' logits are shifted against it.
+    """A linear classifier, with a shift for the logits of noisy rows.
 
     Attributes:
       coef: (features, C').
       intercept: (C',).
-      shift: (C',), what is added to the logits of noisy rows: their classes may be differently frequent.
+      shift: (C',), added to the logits of noisy rows, whose class frequencies may differ.
     """
 
     coef: np.ndarray
@@ -39,7 +39,7 @@ class Linear:
 
 
 def columns_of(classes: int) -> int:
-    """C', the number of logits for so many classes."""
+    """C', the number of logits for C classes."""
     return 1 if classes == 2 else classes
 
 
@@ -61,7 +61,7 @@ def losses(logits: np.ndarray, codes: np.ndarray) -> np.ndarray:
 
 
 def mean_model(models: list[Linear], shares: np.ndarray) -> Linear:
-    """The model whose logits are the weighted mean of others' logits."""
+    """The model whose logits are the weighted mean of the models' logits."""
     return Linear(
         *(
             np.tensordot(shares, np.stack([getattr(model, name) for model in models]), 1)
@@ -94,10 +94,10 @@ def fit(
       weight: the weight w of every row.
       ridge: ρ.
       classes: C.
-      noisy: which rows' logits are shifted by s; None for none.
-      shift_deviation: σ, how far s is expected to be from zero.
-      start: where to start from.
-      iterations: of L-BFGS.
+      noisy: which rows are noisy, so that s shifts their logits; None for none.
+      shift_deviation: σ, the prior standard deviation of s.
+      start: the model to start from.
+      iterations: the most iterations of L-BFGS.
 
     Returns:
       The fitted model.
@@ -133,7 +133,7 @@ def fit(
 
 
 def calibrate(logits: np.ndarray, codes: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Scale and bias that make logits of unit spread agree with a few labels (Platt's method).
+    """Scale and bias that fit logits of unit spread to a few labels (Platt's method).
 
     The maximum a posteriori under scale ~ N(1.5, 1) and bias ~ N(0, 2²): a few labels move them little.
 
@@ -157,7 +157,7 @@ def calibrate(logits: np.ndarray, codes: np.ndarray, classes: int) -> tuple[np.n
 
 
 def _one_hot(codes: np.ndarray, classes: int) -> np.ndarray:
-    """Which class a row has, with C' columns."""
+    """The class of every row as C' columns of booleans."""
     return codes[:, None] == np.arange(classes)[classes - columns_of(classes) :]
 
 

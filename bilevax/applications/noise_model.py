@@ -1,8 +1,7 @@
-r"""How labels are wrong: which class is mistaken for which, and how often.
+r"""A model of label noise: how often each class is labelled as each other class.
 
-A row whose clean logits are t has, among the noisy rows, the true class k with probability
-p_k = softmax(t + δ)_k, where δ says that classes are differently frequent there; and the label c with
-probability Σ_k p_k T_kc. Two things follow:
+A noisy row with clean logits t has the true class k with probability p_k = softmax(t + δ)_k, where δ accounts
+for different class frequencies among noisy rows, and the label c with probability Σ_k p_k T_kc. It follows:
 
 - the chance that a label is right, q = p_c T_cc / Σ_k p_k T_kc;
 - the efficient weight, w = κ p_c / Σ_k p_k T_kc with κ = (tr T − 1)/(C − 1). With two classes the gradient of
@@ -16,8 +15,8 @@ import dataclasses
 import numpy as np
 from scipy.special import softmax
 
-_PSEUDO_RIGHT, _PSEUDO_WRONG = 4.0, 1.0  # labels that the estimates of T start with
-_LEAST_RIGHT = 0.02  # how much likelier than at random a label is right, at least
+_PSEUDO_RIGHT, _PSEUDO_WRONG = 4.0, 1.0  # pseudo-counts of labels: the prior of T
+_LEAST_RIGHT = 0.02  # a label is right with at least this probability more than a random one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +32,7 @@ class NoiseModel:
     shift: np.ndarray
 
     def true_class(self, logits: np.ndarray) -> np.ndarray:
-        """p, the chances of the true classes of noisy rows with these clean logits (one per class)."""
+        """p, the probabilities of the true classes of noisy rows, from clean logits (one per class)."""
         return softmax(logits + self.shift, -1)
 
     def quality(self, logits: np.ndarray, codes: np.ndarray) -> np.ndarray:
@@ -57,13 +56,13 @@ class NoiseModel:
 def estimate(
     logits: np.ndarray, codes: np.ndarray, iterations: int = 500, tolerance: float = 1e-5
 ) -> NoiseModel:
-    """The T and δ that make the labels of noisy rows likeliest, by expectation-maximisation.
+    """The T and δ that maximise the likelihood of noisy labels, by expectation-maximisation.
 
     Args:
       logits: clean logits of the noisy rows, (n, C).
       codes: their labels, 0 to C − 1.
-      iterations: at most so many.
-      tolerance: stop when no entry of T changes by more.
+      iterations: the most iterations.
+      tolerance: stop when no entry of T changes by more than this.
 
     Returns:
       The noise model.

@@ -1,7 +1,7 @@
-"""From noisy and clean rows to a model: guess weights, learn them, refit, choose.
+"""From noisy and clean rows to a model: guess weights, learn them, refit, combine the candidates.
 
-All rows are of a common size (`SIZE`), so that a ridge means the same for every data set: with coefficients
-~ N(0, 1/ridge), logits have the variance SIZE / ridge.
+All rows are scaled to a common size (`SIZE`), so that a ridge means the same for every data set: with
+coefficients ~ N(0, 1/ridge), logits have the variance SIZE / ridge.
 """
 
 from __future__ import annotations
@@ -12,28 +12,31 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
+import bilevax as bx
 from bilevax.applications import linear, noise_model
-from bilevax.applications.cross_validated import SHIFT_DEVIATION, Plan, learn_weights
+from bilevax.applications.cross_validated import SHIFT_DEVIATION, BilevelSettings, learn_weights
 from bilevax.applications.linear import Linear, all_logits
+from bilevax.applications.noisy_task import NoisyTask
 
 SIZE = 10.0  # the rows' mean squared distance from their mean
 RIDGES = tuple(SIZE / spread for spread in (1.0, 4.0, 16.0))
 _GUESS_RIDGES = tuple(SIZE / spread for spread in (0.01, 0.04, 0.16, 0.64, 2.5))  # for noisy rows alone
 
-Labelled = tuple[Any, np.ndarray]  # rows, dense or sparse, and class codes
 Folds = dict[int, Linear]  # the model without each fold of the clean rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What was learnt.
+    """The final model and how it was found.
 
     Attributes:
       model: the final model.
       weights: of the noisy rows, in (0, 1).
-      candidates: what the model is the mean of: weights, ridge, cross-validated loss, share.
+      candidates: the models that the final model averages: weights, ridge, cross-validated loss, share.
       history: of the bilevel runs: columns by name, and the round.
       steps: of all bilevel runs.
+      outcome: why the bilevel runs ended: interrupted or diverged if one of them was, else of the last run;
+        finished if there was none.
     """
 
     model: Linear
@@ -41,11 +44,12 @@ class Found:
     candidates: list[dict[str, Any]]
     history: dict[str, np.ndarray]
     steps: int
+    outcome: bx.Outcome
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A model on all rows, those without each fold, and the loss of the latter on the folds left out."""
+    """A model fitted to all rows, the models without each fold, and their loss on the folds left out."""
 
     name: str
     weights: np.ndarray | None
@@ -55,41 +59,38 @@ class Candidate:
     loss: float
 
 
-def learn(noisy: Labelled, clean: Labelled, fold: np.ndarray, classes: int, rounds: int, plan: Plan) -> Found:
-    """Learns weights and model.
+def learn(task: NoisyTask, rounds: int, settings: BilevelSettings) -> Found:
+    """Learns weights and model. An interrupted run is the last: what it found is refitted.
 
     Args:
-      noisy: rows whose labels may be wrong.
-      clean: rows whose labels are right.
-      fold: the fold of every clean row, from 0 without gaps.
-      classes: how many there are.
-      rounds: how often weights are guessed and learnt.
-      plan: of the bilevel runs.
-
-    Returns:
-      What was found.
+      task: the data.
+      rounds: how many times weights are guessed and learnt.
+      settings: of the bilevel runs.
     """
-    bench = Bench(noisy, clean, fold, classes)
+    bench = Bench(task)
     alone = bench.candidates("clean rows alone", None)
-    guess = np.repeat(first_guess(noisy, clean, classes)[None], bench.count + 1, 0)
+    guess = np.repeat(first_guess(task)[None], task.folds + 1, 0)
     candidates, histories, steps, best = [], [], 0, alone
+    outcomes = [bx.Outcome.FINISHED]
     for number in range(1, rounds + 1):
         if number > 1:
             guess = bench.guess(best)
         best = bench.candidates(f"guess {number}", guess)
         candidates += best
-        if bench.count < 2 or plan.steps == 0:
+        if task.folds < 2 or settings.steps == 0:
             continue
-        starts = {(one, each.ridge): each.folds[one] for one in range(bench.count) for each in best}
-        found = learn_weights(
-            noisy, clean, guess, fold, starts, dataclasses.replace(plan, seed=plan.seed + number)
-        )
+        starts = {(one, each.ridge): each.folds[one] for one in range(task.folds) for each in best}
+        own = dataclasses.replace(settings, seed=settings.seed + number)
+        found = learn_weights(task, guess, starts, own)
         steps += found.steps
         histories.append(found.history)
+        outcomes.append(found.outcome)
         learnt = bench.candidates(f"learnt {number}", found.weights, like=best)
         candidates += learnt
         if min(one.loss for one in learnt) < min(one.loss for one in best):
             best = learnt
+        if found.outcome is bx.Outcome.INTERRUPTED:
+            break
     candidates += alone
     shares = bench.shares(candidates)
     rows = [
@@ -97,21 +98,20 @@ def learn(noisy: Labelled, clean: Labelled, fold: np.ndarray, classes: int, roun
         for one, share in zip(candidates, shares, strict=True)
     ]
     weights = guess[-1] if best[0].weights is None else best[0].weights
-    return Found(bench.mean(candidates), weights, rows, _joined(histories), steps)
+    return Found(bench.mean(candidates), weights, rows, _joined(histories), steps, overall_outcome(outcomes))
 
 
 class Bench:
-    """Fits and judges candidates on noisy and clean rows."""
+    """Fits candidates to noisy and clean rows, and evaluates them by cross-validation."""
 
-    def __init__(self, noisy: Labelled, clean: Labelled, fold: np.ndarray, classes: int):
-        self.clean, self.fold, self.classes = clean, fold, classes
-        self.count = int(fold.max()) + 1
-        parts = [noisy[0], clean[0]]
+    def __init__(self, task: NoisyTask):
+        self.task = task
+        parts = [task.rows, task.clean_rows]
         self.rows: Any = (
-            sparse.csr_matrix(sparse.vstack(parts)) if sparse.issparse(noisy[0]) else np.concatenate(parts)
+            sparse.csr_matrix(sparse.vstack(parts)) if sparse.issparse(task.rows) else np.concatenate(parts)
         )
-        self.codes = np.concatenate([noisy[1], clean[1]])
-        self.noisy = np.arange(len(self.codes)) < len(noisy[1])
+        self.codes = np.concatenate([task.codes, task.clean_codes])
+        self.noisy = np.arange(len(self.codes)) < len(task.codes)
 
     def candidates(
         self, name: str, weights: np.ndarray | None, like: list[Candidate] | None = None
@@ -120,8 +120,8 @@ class Bench:
 
         Args:
           name: of the weights.
-          weights: (folds + 1, n), without each fold and with all; None leaves the noisy rows out.
-          like: candidates from which the fits start.
+          weights: (folds + 1, n), without each fold and with all clean rows; None leaves the noisy rows out.
+          like: candidates that the fits start from.
         """
         out: list[Candidate] = []
         for place, ridge in enumerate(RIDGES):
@@ -129,64 +129,64 @@ class Bench:
             model = self._fit(weights, ridge, -1, near.model if near else None)
             folds = {
                 one: self._fit(weights, ridge, one, near.folds[one] if near else model)
-                for one in range(self.count)
+                for one in range(self.task.folds)
             }
             whole = None if weights is None else weights[-1]
             out.append(Candidate(name, whole, ridge, model, folds, self._loss(folds)))
         return out
 
     def guess(self, candidates: list[Candidate]) -> np.ndarray:
-        """Weights by a model of the noise around the candidates' mean, without each fold and with all."""
-        shares = self.shares(candidates)
+        """Weights by a noise model around the candidates' mean: without each fold, and with all of them."""
+        shares, rows, codes = self.shares(candidates), self.task.rows, self.task.codes
+        models = [[one.folds[k] for one in candidates] for k in range(self.task.folds)]
         out = []
-        for models in [[one.folds[k] for one in candidates] for k in range(self.count)] + [
-            [one.model for one in candidates]
-        ]:
-            logits = all_logits(linear.mean_model(models, shares).logits(self.rows[self.noisy]))
-            out.append(
-                noise_model.estimate(logits, self.codes[self.noisy]).weight(logits, self.codes[self.noisy])
-            )
+        for some in [*models, [one.model for one in candidates]]:
+            logits = all_logits(linear.mean_model(some, shares).logits(rows))
+            out.append(noise_model.estimate(logits, codes).weight(logits, codes))
         return _inside(np.stack(out))
 
     def shares(self, candidates: list[Candidate]) -> np.ndarray:
-        """How much of each candidate the mean takes: exp(−loss summed over the clean rows), normalised."""
-        total = len(self.fold) * np.array([one.loss for one in candidates])
+        """The share of each candidate in the mean: exp(−loss summed over the clean rows), normalised."""
+        total = len(self.task.fold) * np.array([one.loss for one in candidates])
         shares = np.exp(total.min() - total)
         return shares / shares.sum()
 
     def mean(self, candidates: list[Candidate]) -> Linear:
-        """The candidates' mean, by their shares."""
+        """The candidates' mean, weighted by their shares."""
         return linear.mean_model([one.model for one in candidates], self.shares(candidates))
 
     def _fit(self, weights: np.ndarray | None, ridge: float, left_out: int, start: Linear | None) -> Linear:
-        used = (self.fold != left_out).astype(float)
+        task = self.task
+        used = (task.fold != left_out).astype(float)
         if weights is None:
-            return linear.fit(*self.clean, used, ridge, classes=self.classes, start=start)
+            return linear.fit(
+                task.clean_rows, task.clean_codes, used, ridge, classes=task.classes, start=start
+            )
         return linear.fit(
             self.rows,
             self.codes,
             np.concatenate([weights[left_out], used]),
             ridge,
-            classes=self.classes,
+            classes=task.classes,
             noisy=self.noisy,
             shift_deviation=SHIFT_DEVIATION,
             start=start,
         )
 
     def _loss(self, folds: Folds) -> float:
-        total = 0.0
+        task, total = self.task, 0.0
         for one, model in folds.items():
-            inside = self.fold == one
-            total += linear.losses(model.logits(self.clean[0][inside]), self.clean[1][inside]).sum()
-        return float(total / len(self.fold))
+            inside = task.fold == one
+            total += linear.losses(model.logits(task.clean_rows[inside]), task.clean_codes[inside]).sum()
+        return float(total / len(task.fold))
 
 
-def first_guess(noisy: Labelled, clean: Labelled, classes: int) -> np.ndarray:
-    """Weights of noisy rows, by a model of the noise around a calibrated model of the noisy labels.
+def first_guess(task: NoisyTask) -> np.ndarray:
+    """Weights of noisy rows, by a noise model around a calibrated model of the noisy labels.
 
-    The model is first fitted to all noisy labels alike, then to those weights.
+    The calibrated model is fitted twice: first with equal weights, then with the weights of the first turn.
     """
-    rows, codes = noisy
+    rows, codes, classes = task.rows, task.codes, task.classes
     model = _regularised(rows, codes, classes)
     weights = np.ones(len(codes))
     for turn in range(2):
@@ -194,14 +194,15 @@ def first_guess(noisy: Labelled, clean: Labelled, classes: int) -> np.ndarray:
             model = linear.fit(rows, codes, weights, RIDGES[1], classes=classes, start=model)
         said = model.logits(rows)
         centre, spread = said.mean(0), max(float(said.std()), 1e-12)
-        scale, bias = linear.calibrate((model.logits(clean[0]) - centre) / spread, clean[1], classes)
+        clean = (model.logits(task.clean_rows) - centre) / spread
+        scale, bias = linear.calibrate(clean, task.clean_codes, classes)
         logits = all_logits(scale * (said - centre) / spread + bias)
         weights = noise_model.estimate(logits, codes).weight(logits, codes)
     return _inside(weights)
 
 
 def _regularised(rows: Any, codes: np.ndarray, classes: int) -> Linear:
-    """Logistic regression on noisy rows alone; its ridge is chosen by how one half predicts the other."""
+    """Logistic regression on noisy rows alone; one half of the rows selects the ridge for the other."""
     half = np.arange(len(codes)) % 2 == 0
     model, best, chosen = None, np.inf, _GUESS_RIDGES[0]
     for ridge in _GUESS_RIDGES:
@@ -214,8 +215,16 @@ def _regularised(rows: Any, codes: np.ndarray, classes: int) -> Linear:
 
 
 def _inside(weights: np.ndarray) -> np.ndarray:
-    """Weights whose logits are finite."""
+    """The weights, clipped so that their logits are finite."""
     return np.clip(weights, 1e-3, 1 - 1e-3)
+
+
+def overall_outcome(outcomes: list[bx.Outcome]) -> bx.Outcome:
+    """The outcome of the last run, unless one was interrupted or diverged."""
+    for bad in (bx.Outcome.INTERRUPTED, bx.Outcome.DIVERGED):
+        if bad in outcomes:
+            return bad
+    return outcomes[-1]
 
 
 def _joined(histories: list[Any]) -> dict[str, np.ndarray]:

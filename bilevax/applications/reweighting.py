@@ -4,8 +4,8 @@ r"""Noisy labels as a multi-block bilevel problem: one weight per row, one class
     \min_x \frac1m \sum_i \frac{1}{|V|} \sum_{k \in V} \ell(y_i(x)^\top r_k / T_i, c_k), \qquad
     y_i(x) = \arg\min_y \frac1n \sum_j \sigma(x_j) \, \ell(y^\top r_j / T_i, c_j) + \frac{\lambda}{2} \|y\|^2
 
-The weights σ(x) of the training rows are shared by all blocks, which are judged on clean rows V. A
-temperature is a strength of regularisation, λT², so that no single one has to be chosen.
+All blocks share the weights σ(x) of the training rows and are evaluated on clean rows V. Each temperature
+corresponds to a ridge λT², so that no single ridge has to be chosen.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from jax import Array
 from scipy import sparse
 
 import bilevax as bx
+from bilevax.applications.clean_scale import check_scales
 
 PyTree = Any
 
-_DENSE = 2**26  # entries up to which sparse rows are stored as dense ones
-_PADDED = 2**27  # entries up to which they are stored as padded (column, value) pairs
+_DENSE = 2**26  # sparse rows with at most this many entries, zeros included, are stored as dense rows
+_PADDED = 2**27  # the most padded (column, value) pairs for other sparse rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Reweighting:
-    """The bilevel problem of noisy labels, and where to start.
+    """The bilevel problem of noisy labels, and a start.
 
     Attributes:
       problem: for `bilevax.minimize`.
@@ -51,7 +52,7 @@ class Reweighting:
         return np.asarray(jax.nn.sigmoid(x))
 
     def logits(self, X: Any, y: Array) -> np.ndarray:
-        """What every block says about rows: (m, n) for two classes, (m, n, C) for more."""
+        """The logits of rows by every block: (m, n) for two classes, (m, n, C) for more."""
         rows = as_rows(X, intercept=self.intercept)
         cold = self.problem.blocks["temperature"].reshape(-1, *[1] * (y.ndim - 1))
         return np.asarray(_all_products(rows, y) / cold)
@@ -74,16 +75,16 @@ def reweighting(
       y: their labels, some of which are wrong; any two or more classes.
       X_clean: rows (k, d) whose labels are right.
       y_clean: their labels.
-      temperatures: T_1 … T_m; or m, for m temperatures evenly spaced on [1, 11), as in the paper.
+      temperatures: T_1 … T_m; or m, for m evenly spaced temperatures on [1, 11), as in the paper.
       ridge: λ.
       intercept: whether to append a constant to every row; its coefficient is regularised like the others.
 
     Returns:
-      The problem, and a start.
+      The problem and a start.
 
     Raises:
-      ValueError: shapes that do not fit, a single class, classes that only the clean rows have, entries that
-        are not finite, or sparse rows too many to store.
+      ValueError: shapes do not fit, there is a single class or one that only clean rows have, an entry is not
+        finite, X and X_clean are on different scales, or there are too many sparse rows to store.
 
     Example:
       >>> import bilevax as bx, jax, numpy as np
@@ -105,6 +106,7 @@ def reweighting(
     for name, count, labels in (("y", X.shape[0], codes), ("y_clean", X_clean.shape[0], clean_codes)):
         if len(labels) != count:
             raise ValueError(f"{name} must have one label per row, got {len(labels)} for {count} rows")
+    check_scales(X, X_clean)
     if not (isinstance(ridge, (int, float)) and 0 < ridge < np.inf):
         raise ValueError(f"ridge must be a positive number, got {ridge!r}")
     heat = _temperatures(temperatures)
@@ -127,7 +129,7 @@ def as_rows(X: Any, *, intercept: bool, like: Any = None) -> dict[str, np.ndarra
     Args:
       X: a matrix, dense or scipy-sparse.
       intercept: whether to append a constant 1 to every row.
-      like: another matrix, whose width X must have, and whose form the rows take.
+      like: another matrix; X must have its width, and the rows get its form.
 
     Example:
       >>> as_rows(np.eye(2), intercept=True)["dense"].tolist()
@@ -160,7 +162,7 @@ def as_rows(X: Any, *, intercept: bool, like: Any = None) -> dict[str, np.ndarra
 
 
 def products(rows: dict[str, Array], y: Array, product: Callable[..., Array] = jnp.matmul) -> Array:
-    """rows @ y, for either form of rows; `product` is how it is done with dense ones, in a step `bx.dot`."""
+    """rows @ y, for either form of rows; `product` multiplies dense ones (in a step, use `bx.dot`)."""
     if "dense" in rows:
         return product(rows["dense"], y)
     value = rows["value"] if y.ndim == 1 else rows["value"][..., None]
@@ -211,7 +213,7 @@ def _temperatures(given: Any) -> np.ndarray:
         return np.linspace(1, 11, int(given), endpoint=False).astype(np.float32)
     heat = np.asarray(given, np.float32)
     if heat.ndim != 1 or heat.size == 0 or not (np.isfinite(heat) & (heat > 0)).all():
-        raise ValueError(f"temperatures must be a number of them, or positive numbers, got {given!r}")
+        raise ValueError(f"temperatures must be a count or positive numbers, got {given!r}")
     return heat
 
 
