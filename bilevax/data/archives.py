@@ -1,4 +1,4 @@
-"""Zip and tar archives that nobody trusts: members stay in their folder, and bombs are cut short."""
+"""Untrusted zip and tar archives: members stay in their folder, and limits stop decompression bombs."""
 
 from __future__ import annotations
 
@@ -6,38 +6,35 @@ import bz2
 import gzip
 import lzma
 import os
+import re
 import shutil
 import stat
-import struct
 import tarfile
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
-from bilevax.data.errors import DataError
-from bilevax.data.files import SIZE_LIMIT, open_bytes, read_pieces
+from bilevax.data.errors import DataError, decoding_errors, file_errors, printable
+from bilevax.data.files import SIZE_LIMIT, open_regular, read_pieces, user_path
 
 COUNT_LIMIT = 50_000  # members; the Netflix prize's archive has 17,770
-RATIO_LIMIT = 200  # times its own size that an archive may unpack to; tables of numbers reach some 20
-_FREE = 1 << 20  # bytes that may be unpacked whatever the ratio: tiny archives are allowed to be well packed
+RATIO_LIMIT = 200  # an archive may unpack to this many times its size; tables of numbers reach some 20
+_DEPTH_LIMIT = 100  # folders around a member; making and removing deeper ones would exhaust Python's stack
+_HEADER_LIMIT = 1 << 14  # bytes of one header of a tar archive; tarfile may take quadratic time in them
+_DIGITS = re.compile(rb"[0-9]{300}")  # longer than in any name or number; some tarfiles take very long here
+_FREE = 1 << 20  # bytes that may be unpacked whatever the ratio: tiny archives may be packed very well
 
-_PACKED: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
-
-# What zipfile and tarfile raise for damaged archives; the list is what fuzzing them has shown.
-_DAMAGED = (
-    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError),
-    *(ValueError, OverflowError, LookupError, RuntimeError, MemoryError, struct.error),
-)
+_UNPACKERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
+_DAMAGED = "is no zip or tar archive, or damaged"
 
 
 @dataclass(frozen=True)
 class Member:
-    """A file in an archive: its name, the bytes that it declares, and what the archive knows it by."""
+    """A file in an archive: its name, its declared size in bytes, and the archive's own record of it."""
 
     name: str
     size: int
@@ -67,45 +64,49 @@ class Archive:
             if kind == "folder":
                 continue
             if kind != "file":
-                raise DataError(f"the member {name!r} is {kind}, expected files and folders", path=self.path)
+                problem = f"the member '{printable(name)}' is {kind}, expected files and folders"
+                raise DataError(problem, path=self.path)
             if name in files:
-                raise DataError(f"has the member {name!r} twice", path=self.path)
-            files[name] = Member(name, entry.file_size if zipped else entry.size, entry)
+                raise DataError(f"has the member '{printable(name)}' twice", path=self.path)
+            size = entry.file_size if zipped else entry.size
+            if size < 0:
+                raise DataError(f"the member '{printable(name)}' has a negative size", path=self.path)
+            files[name] = Member(name, size, entry)
         return tuple(files.values())
 
     def _check_name(self, name: str) -> None:
         parts = PurePosixPath(name).parts
         absolute = name.startswith("/") or (len(name) > 1 and name[1] == ":")
         if not parts or absolute or ".." in parts or "\\" in name or "\0" in name:
-            raise DataError(f"the member {name!r} would leave the folder of the archive", path=self.path)
+            problem = f"the member '{printable(name)}' would leave the folder of the archive"
+            raise DataError(problem, path=self.path)
+        if len(parts) > _DEPTH_LIMIT:
+            problem = f"the member '{printable(name, 40)}' is in more than {_DEPTH_LIMIT} folders"
+            raise DataError(problem, path=self.path)
 
     @contextmanager
     def open(self, member: Member) -> Iterator[IO[bytes]]:
         """A member, open for reading."""
-        try:
+        with decoding_errors(_DAMAGED, self.path):
             if isinstance(self.opened, zipfile.ZipFile):
                 stream = self.opened.open(member.handle)
             else:
                 stream = self.opened.extractfile(member.handle)
-        except _DAMAGED as error:
-            raise _damaged(self.path, error) from error
         if stream is None:
-            raise DataError(f"the member {member.name!r} is not a file", path=self.path)
+            raise DataError(f"the member '{printable(member.name)}' is not a file", path=self.path)
         with stream:
             yield _Shielded(stream, self.path)  # type: ignore[misc]
 
 
 class _Shielded:
-    """A stream, all of whose failures are `DataError`s."""
+    """A stream that raises nothing but `DataError`."""
 
     def __init__(self, stream: IO[bytes], path: Path):
         self.stream, self.path = stream, path
 
     def read(self, size: int = -1) -> bytes:
-        try:
+        with decoding_errors(_DAMAGED, self.path):
             return self.stream.read(size)
-        except _DAMAGED as error:
-            raise _damaged(self.path, error) from error
 
 
 class _Capped:
@@ -114,16 +115,24 @@ class _Capped:
     def __init__(self, stream: IO[bytes], limit: int, path: Path):
         self.stream, self.limit, self.path = stream, limit, path
         self.end = limit + _FREE  # the headers of the members come on top
+        self.listing = True  # while the headers are read
 
     def read(self, size: int = -1) -> bytes:
+        if self.listing and not 0 <= size <= _HEADER_LIMIT:
+            raise DataError(f"has a header of more than {_HEADER_LIMIT:,} bytes", path=self.path)
         room = self.end - self.stream.tell()
         data = self.stream.read(room + 1 if size < 0 else min(size, room + 1))
         self._check(self.stream.tell())
+        if self.listing and _DIGITS.search(data):
+            raise DataError("has a header with a number of more than 300 digits", path=self.path)
         return data
 
     def seek(self, place: int, whence: int = 0) -> int:
         if whence != 0:
             raise tarfile.ReadError("an archive is only searched from its start")
+        if self.listing and place < self.stream.tell() - 1:
+            # A negative size would lead back to a header that was read before, for ever.
+            raise DataError("has headers that are not one after the other", path=self.path)
         self._check(place)
         return self.stream.seek(place)
 
@@ -140,14 +149,17 @@ class _Capped:
             raise DataError(f"unpacks to more than the limit of {self.limit:,} bytes", path=self.path)
 
 
-def _unpacked(path: Path) -> IO[bytes]:
-    """A file open for reading, unpacked if its first bytes say that it is packed."""
-    with open(path, "rb") as file:
-        start = file.read(6)
-    for magic, opener in _PACKED.items():
+@contextmanager
+def _unpacked(file: IO[bytes]) -> Iterator[IO[bytes]]:
+    """An open file, unpacked if its first bytes say that it is packed."""
+    start = file.read(6)
+    file.seek(0)
+    for magic, unpack in _UNPACKERS.items():
         if start.startswith(magic):
-            return opener(path, "rb")
-    return open(path, "rb")
+            with unpack(file, "rb") as stream:
+                yield stream
+            return
+    yield file
 
 
 @contextmanager
@@ -167,27 +179,24 @@ def open_archive(
       count_limit: most members that are accepted.
 
     Raises:
-      DataError: it is no archive or damaged; a member's name is absolute or has `..`, a backslash or a drive
-        in it, occurs twice, or belongs to a link, a device or the like; a member is encrypted; a limit is
-        passed.
+      DataError: it is no archive or damaged; a member's name is absolute, has `..`, a backslash or a drive in
+        it, lies in more than 100 folders or occurs twice; a member is encrypted, a link, a device or the
+        like; a limit is exceeded.
     """
-    place = Path(path)
-    with open_bytes(place):
-        pass  # the usual words for a file that is not there
+    place = user_path(path)
     with ExitStack() as stack:
-        try:
-            limit = min(size_limit, max(_FREE, int(ratio_limit * place.stat().st_size)))
-            capped = None
-            if zipfile.is_zipfile(place):
-                opened = stack.enter_context(zipfile.ZipFile(place))
+        file = stack.enter_context(open_regular(place))
+        with decoding_errors(_DAMAGED, place):
+            limit = int(min(size_limit, max(_FREE, ratio_limit * os.fstat(file.fileno()).st_size)))
+            if zipfile.is_zipfile(file):
+                archive = Archive(place, stack.enter_context(zipfile.ZipFile(file)), limit, count_limit)
             else:
-                capped = _Capped(stack.enter_context(_unpacked(place)), limit, place)
+                file.seek(0)
+                capped = _Capped(stack.enter_context(_unpacked(file)), limit, place)
                 opened = stack.enter_context(tarfile.open(fileobj=capped, mode="r:"))  # type: ignore[arg-type]
-            archive = Archive(place, opened, limit, count_limit)
-            if capped is not None:
+                archive = Archive(place, opened, limit, count_limit)
+                capped.listing = False
                 capped.drain()
-        except _DAMAGED as error:
-            raise _damaged(place, error) from error
         yield archive
 
 
@@ -203,7 +212,7 @@ def safe_extract(
 
     Args:
       path: the archive, zip or tar.
-      folder: where to; it must not exist, or be empty.
+      folder: where to unpack it; it must be empty, or not exist.
       size_limit: most bytes that are written, whatever the archive declares.
       ratio_limit: most bytes that are written per byte of the archive.
       count_limit: most members.
@@ -212,7 +221,7 @@ def safe_extract(
       The files that were written.
 
     Raises:
-      DataError: as `open_archive`, or a limit is passed, or the folder is not empty or cannot be written.
+      DataError: as `open_archive`, or the folder is not empty or cannot be written.
 
     Example:
       >>> import tempfile, zipfile
@@ -225,31 +234,28 @@ def safe_extract(
       Traceback (most recent call last):
       bilevax.data.errors.DataError: bad.zip: the member '../escaped' would leave the folder of the archive
     """
-    target = Path(folder)
+    target = user_path(folder)
     limits = {"size_limit": size_limit, "ratio_limit": ratio_limit, "count_limit": count_limit}
-    with open_archive(path, **limits) as archive:
-        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    with open_archive(path, **limits) as archive, file_errors("unpacked", target):
+        if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
             raise DataError("exists and is not an empty folder", path=target)
-        limit, beside = archive.limit, None
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside = Path(tempfile.mkdtemp(prefix=".unpacked.", dir=target.parent))
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            beside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+            limit = archive.limit
             for member in archive.members:
                 limit -= _write(archive, member, beside / member.name, limit)
             os.replace(beside, target)
-        except OSError as error:
-            raise DataError(f"cannot be unpacked: {error.strerror or error}", path=path) from error
         finally:
-            if beside is not None:
-                shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(beside, ignore_errors=True)
         return [target / member.name for member in archive.members]
 
 
 @contextmanager
 def open_member(path: str | os.PathLike[str], name: str) -> Iterator[IO[bytes]]:
-    """A file in an archive, open for reading without unpacking the rest.
+    """A file in an archive, open for reading; the rest is not unpacked.
 
-    Read it through `bilevax.data.files.read_pieces`, which limits its size.
+    Read it with `bilevax.data.files.read_pieces`, which limits its size.
 
     Args:
       path: the archive.
@@ -262,7 +268,7 @@ def open_member(path: str | os.PathLike[str], name: str) -> Iterator[IO[bytes]]:
         exact = [member for member in archive.members if member.name == name]
         fitting = exact or [m for m in archive.members if PurePosixPath(m.name).name == name]
         if len(fitting) != 1:
-            raise DataError(f"has {len(fitting)} members called {name!r}, expected one", path=path)
+            raise DataError(f"has {len(fitting)} members called {name!r}, expected one", path=archive.path)
         with archive.open(fitting[0]) as stream:
             yield stream
 
@@ -290,9 +296,3 @@ def _tar_kind(entry: tarfile.TarInfo) -> str:
     if entry.isdir():
         return "folder"
     return "file" if entry.isreg() and not entry.issparse() else "a link or a device"
-
-
-def _damaged(path: Path, error: BaseException) -> DataError:
-    if isinstance(error, DataError):
-        return error
-    return DataError(f"is no zip or tar archive, or damaged: {error or type(error).__name__}", path=path)

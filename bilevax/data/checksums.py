@@ -5,12 +5,17 @@ from __future__ import annotations
 import hashlib
 from os import PathLike
 
-from bilevax.data.errors import DataError
-from bilevax.data.files import SIZE_LIMIT, open_bytes, read_pieces
+from bilevax.data.errors import file_errors
+from bilevax.data.files import SIZE_LIMIT, open_bytes, open_regular, read_whole_lines
+
+_NEWLINES = b"\n" * (1 << 16)
 
 
 def digest(path: str | PathLike[str], algorithm: str = "sha256") -> str:
-    """The checksum of a file's bytes as they lie on disk.
+    """The checksum of a file's bytes as they are on disk.
+
+    Raises:
+      DataError: it cannot be read, or is not a regular file.
 
     Example:
       >>> import tempfile, pathlib
@@ -21,18 +26,19 @@ def digest(path: str | PathLike[str], algorithm: str = "sha256") -> str:
       ...     digest(path, "md5")
       'd41d8cd98f00b204e9800998ecf8427e'
     """
-    try:
-        with open(path, "rb") as stream:
-            return hashlib.file_digest(stream, algorithm).hexdigest()
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", path=path) from error
+    with open_regular(path) as stream, file_errors("read", path):
+        return hashlib.file_digest(stream, algorithm).hexdigest()
 
 
 def text_sha256(path: str | PathLike[str], *, size_limit: int = SIZE_LIMIT) -> str:
-    r"""The SHA-256 of a text's lines, without blanks at their ends and without blank lines at the end.
+    r"""The SHA-256 of a text, without white space at the ends of its lines and at its end.
 
-    Copies of LIBSVM's files differ in line ends (`\r\n`, blanks, a last newline) and in nothing else. The sum
-    is of every line stripped of white space at its right, joined by `\n`, less the white space at the end.
+    Copies of LIBSVM's files differ in line ends (`\r\n`, blanks, a last newline) and in nothing else. The
+    checksum is of all lines, stripped of white space on the right and joined by `\n`, without the white space
+    at the end of the text.
+
+    Raises:
+      DataError: it cannot be read, is too large, or has a line of more than 16 MiB.
 
     Example:
       >>> import tempfile, pathlib
@@ -43,7 +49,16 @@ def text_sha256(path: str | PathLike[str], *, size_limit: int = SIZE_LIMIT) -> s
       ...     text_sha256(one) == text_sha256(other)
       True
     """
+    total, blank = hashlib.sha256(), 0
     with open_bytes(path) as stream:
-        text = b"".join(read_pieces(stream, path, size_limit=size_limit))
-    lines = [line.rstrip() for line in text.rstrip().split(b"\n")]
-    return hashlib.sha256(b"\n".join(lines)).hexdigest()
+        for _, piece in read_whole_lines(stream, path, size_limit=size_limit, piece=1 << 20):
+            text = b"\n".join(line.rstrip() for line in piece.split(b"\n"))
+            filled = text.rstrip(b"\n")
+            if filled:
+                # Only now is it known that these newlines do not end the text.
+                for start in range(0, blank, len(_NEWLINES)):
+                    total.update(_NEWLINES[: blank - start])
+                total.update(filled)
+                blank = 0
+            blank += len(text) - len(filled)
+    return total.hexdigest()

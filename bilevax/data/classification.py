@@ -18,11 +18,11 @@ NAMES = tuple(name for name, entry in ENTRIES.items() if "features" in entry.cou
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Rows to learn from and rows to test on.
+    """Training rows and test rows of a data set.
 
     Attributes:
       name: the data set's name.
-      X: training rows, float32, sparse, with the width that the data set declares.
+      X: training rows, float32, sparse, as wide as the data set declares.
       y: their labels, -1 or +1, int64.
       X_test: test rows.
       y_test: their labels.
@@ -38,18 +38,18 @@ class Dataset:
 def load(name: str, *, download: bool = True) -> Dataset:
     """A data set for classification: `a8a` or `w8a`.
 
-    It is looked for in the folder that BILEVAX_DATA names (as `libsvm/a8a`), then in the cache, and else
-    downloaded into the cache. Checksum, rows, features and labels are checked wherever it comes from.
+    It is searched for in the folder that BILEVAX_DATA names (as `libsvm/a8a`), then in the cache, and
+    otherwise downloaded into the cache. Its checksum, rows, features and labels are always checked.
 
     Args:
-      name: which one.
+      name: the name of the data set.
       download: whether it may be downloaded.
 
     Returns:
       Its training and test rows.
 
     Raises:
-      DataError: no such data set, not to be had, or not what it should be.
+      DataError: there is no such data set, it cannot be found or downloaded, or a check fails.
 
     Example:
       >>> from bilevax.data import load

@@ -1,4 +1,4 @@
-"""`bilevax data`: which data sets there are, where they lie, and how to get them."""
+"""`bilevax data`: list the known data sets, find them and download them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bilevax._util.cli_errors import errors_as_messages
-from bilevax.data.locate import obtain
-from bilevax.data.registry import ENTRIES, Entry, entry_of, found
+from bilevax.data.locate import found, obtain
+from bilevax.data.registry import ENTRIES, Entry, entry_of
 
 data_app = typer.Typer(no_args_is_help=True, help="Data sets: list, fetch and find them.")
 
@@ -22,7 +22,7 @@ def list_command() -> None:
     with errors_as_messages("bilevax data"):
         for entry in ENTRIES.values():
             table.add_row(entry.name, entry.what, _size(entry), _where(entry))
-    # Paths are to be copied: off a terminal they are never folded.
+    # Off a terminal, lines are not wrapped: paths can be copied from the output.
     Console(width=None if sys.stdout.isatty() else 250).print(table)
 
 
@@ -52,5 +52,5 @@ def _where(entry: Entry) -> str:
     if all(path is not None for path in paths):
         return str(paths[0])
     if any(path is not None for path in paths):
-        return "in part; fetch gets the rest"
-    return "to be downloaded" if all(source.url for source in entry.sources) else "to be got by hand"
+        return "incomplete; fetch downloads the rest"
+    return "to be downloaded" if all(source.url for source in entry.sources) else "to be obtained by hand"

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-_SHARE = 0.05  # of the catalogue: who rates more of it has all items weighed, instead of drawing at random
-_ROUNDS = 5  # of drawing; who still lacks items then has all of them weighed
+_SHARE = 0.05  # of the catalogue: for users who rate more of it, all items are weighed instead of drawn
+_ROUNDS = 5  # of drawing; for users who still lack items then, all items are weighed
 _SHARPNESS = 2.0  # s: how much taste decides what is chosen
 
 
 def taste(liking: np.ndarray) -> np.ndarray:
-    """sigmoid(s · ⟨a_u, b_j⟩): how likely a user takes an item that comes along."""
+    """sigmoid(s · ⟨a_u, b_j⟩): the probability that a user accepts a drawn item."""
     return 1 / (1 + np.exp(-_SHARPNESS * liking))
 
 
 class Draw:
-    """Draws items for users; a pair of user u and item j is the number u · items + j."""
+    """Draws items for users; the pair of user u and item j is stored as the number u · items + j."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Draw:
         self.table = _alias_table(popularity)
 
     def block(self, first: int, last: int, counts: np.ndarray, given: np.ndarray) -> np.ndarray:
-        """The pairs of the users from `first` to `last`, ascending."""
+        """The pairs of the users from `first` up to `last`, ascending; they include the given pairs."""
         low, high = np.searchsorted(given, [first * self.items, last * self.items])
         pairs = given[low:high]
         left = counts - np.bincount(pairs // self.items - first, minlength=last - first)
@@ -45,9 +45,9 @@ class Draw:
     def _round(
         self, first: int, open_users: np.ndarray, left: np.ndarray, pairs: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draw by popularity, accept by taste, drop what a user has, and keep the first that are needed.
+        """Draw by popularity, accept by taste, drop items that a user has, and keep as many as are needed.
 
-        Drawing until a new item comes is choosing among the items that are left in proportion to w_uj.
+        Drawing until a new item comes means choosing among the other items in proportion to w_uj.
         """
         draws = np.repeat(open_users, (2.5 * left[open_users]).astype(np.int64) + 4)
         item = self._by_popularity(len(draws))
@@ -60,7 +60,7 @@ class Draw:
         again = np.zeros(len(fresh), bool)
         again[by_pair[1:]] = fresh[by_pair[1:]] == fresh[by_pair[:-1]]
         fresh = fresh[~again]
-        # `fresh` is still in the order of the draws, one user after the other.
+        # `fresh` is in the order of the draws, that is, by user.
         owner = fresh // self.items - first
         number = np.bincount(owner, minlength=len(left))
         rank = np.arange(len(fresh)) - (np.cumsum(number) - number)[owner]
@@ -70,8 +70,8 @@ class Draw:
     def _exact(self, first: int, left: np.ndarray, pairs: np.ndarray) -> np.ndarray:
         """The same choice for users who take much of the catalogue, by weighing all items.
 
-        If every item comes after a random time, exponential with the rate w_uj, then the first of them to
-        come are a sample without replacement in proportion to w_uj.
+        If item j arrives after an exponential time with rate w_uj, then the first items to arrive are a
+        sample without replacement in proportion to w_uj.
         """
         made = [np.empty(0, np.int64)]
         open_users = np.flatnonzero(left > 0)
@@ -108,7 +108,7 @@ def _among(values: np.ndarray, ordered: np.ndarray) -> np.ndarray:
 
 
 def _alias_table(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Walker's tables: drawing in proportion to weights takes two random numbers, whatever their count."""
+    """Walker's alias tables: a draw in proportion to the weights takes two random numbers."""
     count = len(weights)
     scaled = (weights * count).tolist()
     keep, other = np.ones(count, np.float32), np.arange(count, dtype=np.int32)

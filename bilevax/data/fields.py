@@ -1,4 +1,4 @@
-"""Columns of unsigned numbers in delimited text, parsed strictly and all rows at once."""
+"""Columns of unsigned numbers in delimited text: a strict parser that takes all rows at once."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def parse_fields(
 ) -> list[np.ndarray]:
     r"""The columns of a piece of text that has the same fields in every line.
 
-    A number is digits only, with at most one dot among them if it is a decimal: no sign, exponent or blank.
+    A whole number consists of digits; a decimal may have one dot. Signs, exponents and blanks are rejected.
 
     Args:
       text: whole lines, each of which ends in `\n`.
       separators: the byte after each field but the last.
-      kinds: what each field is; "whole" gives int64, "decimal" float64.
-      names: what errors call each field.
+      kinds: the kind of each field: "whole" becomes int64, "decimal" float64.
+      names: the names of the fields in errors.
       lines: the number of each line in its file.
       path: the file that errors name.
 
     Raises:
-      DataError: a line has other fields than these, or one of them is not such a number.
+      DataError: a line has other fields, or a field is not such a number.
 
     Example:
       >>> import numpy as np
@@ -51,7 +51,7 @@ def parse_fields(
     ends = np.flatnonzero(breaks)
     width = len(kinds)
     expected = np.frombuffer(separators + b"\n", np.uint8)
-    # Compared line by line, as far as that goes, so that the first line with other fields is found.
+    # Compared as if every line had the right number of fields: the first line that does not is found.
     whole = len(ends) // width
     wrong = (buffer[ends[: whole * width]].reshape(-1, width) != expected).any(axis=1)
     if wrong.any() or whole * width != len(ends):
@@ -78,7 +78,7 @@ def parse_fields(
 def _numbers(
     buffer: np.ndarray, start: np.ndarray, length: np.ndarray, kind: Kind
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers of one column, and where there is none."""
+    """The numbers of one column, and a mask of the fields that are none."""
     longest = _DIGITS if kind == "whole" else _DIGITS + 1
     bad = (length < 1) | (length > longest)
     value = np.zeros(len(start), np.int64)
@@ -89,7 +89,7 @@ def _numbers(
         byte = buffer.take(start + place, mode="clip")
         digit = byte - np.uint8(_ZERO)
         is_digit = digit <= 9
-        if kind == "whole" and place < shortest:  # no number has ended: nothing has to be told apart
+        if kind == "whole" and place < shortest:  # no number has ended yet: every byte must be a digit
             bad |= ~is_digit
             value *= 10
             value += digit

@@ -1,12 +1,12 @@
-"""Generated interactions: any shape, popular and rare items, busy and idle users, and a known truth.
+"""Generated interactions with a known truth: popular and rare items, active and inactive users.
 
-Item j is chosen by user u with a probability that is proportional to
+User u chooses item j with a probability proportional to
 
     w_uj = p_j · sigmoid(s · ⟨a_u, b_j⟩),      p_j ∝ (j + q)^(-skew) in a random order of the items,
 
 one item after the other and none twice; a_u and b_j are random vectors of length `rank`. Before that, every
-item is given to one user, so that the catalogue is as large as it should be. A rating is the sum of
-⟨a_u, b_j⟩, how kind the user is, how good the item is and noise, scaled and rounded to the nearest grade.
+item is assigned to one user, so that all items occur. A rating is ⟨a_u, b_j⟩ plus a bias of the user, a bias
+of the item and noise, scaled and rounded to the nearest grade.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bilevax.data.arguments import generator, number, whole_number
 from bilevax.data.drawing import Draw, taste
 from bilevax.data.interactions import Interactions
 
-_BLOCK = 1 << 21  # ratings that are drawn together: it bounds the memory
-_START, _SPAN = 1_000_000_000, 10 * 365 * 86_400  # seconds: the first moment, and all there are
+_BLOCK = 1 << 21  # ratings that are drawn together: this bounds the memory
+_START, _SPAN = 1_000_000_000, 10 * 365 * 86_400  # seconds: the first possible time, and the span of times
+_COUNT_LIMIT = 2**31 - 1  # codes and offsets have 32 bits
+_SKEW_LIMIT = 10  # beyond it, the popularity of rare items underflows in float32
 
 
 class Shape(NamedTuple):
-    """Numbers of a data set, its grades (the least, the largest, the step between them) and its skew."""
+    """Counts of a data set, its grades (lowest, highest, step between them) and its skew."""
 
     users: int
     items: int
@@ -46,7 +49,7 @@ class Generated:
     """Generated interactions and the truth behind them.
 
     Attributes:
-      table: the interactions, one user after the other.
+      table: the interactions, by user.
       user_factors: a_u, (users, rank).
       item_factors: b_j, (items, rank).
       popularity: p_j, (items,), with sum 1.
@@ -58,7 +61,7 @@ class Generated:
     popularity: np.ndarray
 
     def weights(self, user: int) -> np.ndarray:
-        """w_uj for all items j of a user u, with sum 1: the truth that a model may hope to find."""
+        """w_uj of a user u for all items j, with sum 1: the truth that a model tries to find."""
         weights = self.popularity * taste(self.item_factors @ self.user_factors[user])
         return weights / weights.sum()
 
@@ -73,23 +76,23 @@ def interactions(
     rank: int = 8,
     grades: tuple[float, float, float] | None = None,
 ) -> Generated:
-    """Interactions of a given shape, with popular and rare items, busy and idle users, and a latent truth.
+    """Interactions of a given shape, drawn from the model that the module describes.
 
     Args:
-      users: how many, or the name of a shape: "like-ml-1m", "like-ml-20m", "like-netflix".
-      items: how many; every one of them is rated.
-      ratings: how many; every user has some, no pair of user and item occurs twice.
+      users: the number of users, or the name of a shape: "like-ml-1m", "like-ml-20m", "like-netflix".
+      items: the number of items; every item is rated.
+      ratings: the number of ratings; every user has some, and no pair of user and item occurs twice.
       seed: the same seed gives the same interactions.
-      skew: how much more popular the popular items are: 0 is not at all. Left out, it is 1, or what makes
-        a named shape look like its model.
-      rank: length of the vectors that decide who likes what.
-      grades: the least rating, the largest and the step between them; 1 to 5 by 1 if left out.
+      skew: how unequal the popularity of items is, from 0 (equal) to 10. By default 1, or for a named shape
+        the value that makes it similar to the real data set.
+      rank: the length of the vectors a_u and b_j.
+      grades: the lowest rating, the highest and the step between them; by default 1 to 5 by 1.
 
     Returns:
       The interactions and the truth.
 
     Raises:
-      ValueError: numbers that do not go together.
+      ValueError: an argument is invalid, or the counts do not fit together.
 
     Example:
       >>> from bilevax.data.generate import interactions
@@ -98,12 +101,9 @@ def interactions(
       (Interactions(600 ratings of 40 items by 50 users), np.True_)
     """
     shape = _shape(users, items, ratings, grades)
-    skew = shape.skew if skew is None else skew
-    if not np.isfinite(skew) or skew < 0:
-        raise ValueError(f"skew must be a number from 0, got {skew!r}")
-    if not isinstance(rank, int) or rank < 1:
-        raise ValueError(f"rank must be a positive whole number, got {rank!r}")
-    random = np.random.default_rng(seed)
+    skew = number("skew", shape.skew if skew is None else skew, 0, _SKEW_LIMIT)
+    rank = whole_number("rank", rank, 1)
+    random = generator(seed)
     scale = rank**-0.25  # so that ⟨a_u, b_j⟩ has variance 1
     user_factors = scale * random.standard_normal((shape.users, rank), np.float32)
     item_factors = scale * random.standard_normal((shape.items, rank), np.float32)
@@ -137,28 +137,36 @@ def _shape(
             raise ValueError(f"users must be a number or one of {', '.join(SHAPES)}, got {users!r}")
         if items is not None or ratings is not None:
             raise ValueError(f"items and ratings must be left out with the shape {users!r}")
-        return SHAPES[users] if grades is None else SHAPES[users]._replace(grades=grades)
-    for name, count in (("users", users), ("items", items), ("ratings", ratings)):
-        if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < 1:
-            raise ValueError(f"{name} must be a positive whole number, got {count!r}")
-    shape = Shape(int(users), int(items or 0), int(ratings or 0))
+        shape = SHAPES[users]
+    else:
+        shape = Shape(
+            whole_number("users", users, 1, _COUNT_LIMIT),
+            whole_number("items", items, 1, _COUNT_LIMIT),
+            whole_number("ratings", ratings, 1, _COUNT_LIMIT),
+        )
     if not max(shape.users, shape.items) <= shape.ratings <= shape.users * shape.items:
         raise ValueError(
             f"ratings must be at least users and items, and at most users · items, got {shape.ratings} "
             f"with {shape.users} and {shape.items}"
         )
-    if grades is None:
-        return shape
-    if not (len(grades) == 3 and np.isfinite(grades).all() and grades[0] < grades[1] and grades[2] > 0):
-        raise ValueError(f"grades must be the least, the largest and a positive step, got {grades!r}")
-    return shape._replace(grades=grades)
+    return shape if grades is None else shape._replace(grades=_checked(grades))
+
+
+def _checked(grades: tuple[float, float, float]) -> tuple[float, float, float]:
+    try:
+        low, high, step = (float(grade) for grade in grades)
+    except (TypeError, ValueError, OverflowError):
+        low = high = step = np.nan
+    if not -np.inf < low < high < np.inf or not 0 < step <= high - low:
+        raise ValueError(f"grades must be the lowest, the highest and a positive step, got {grades!r}")
+    return low, high, step
 
 
 def _activity(random: np.random.Generator, shape: Shape) -> np.ndarray:
-    """How many ratings each user gives: at least one, log-normal above, with the exact sum."""
+    """The number of ratings of each user: at least one, log-normal above that, with the exact sum."""
     least = min(20, shape.ratings // shape.users // 2) or 1
     wish = random.lognormal(0.0, 1.2, shape.users)
-    # Nobody has rated more than half of the catalogue, unless there is no other way.
+    # No user rates more than half of the catalogue, unless the counts require it.
     most = shape.items // 2 if shape.ratings < 0.4 * shape.users * shape.items else shape.items
     counts = np.full(shape.users, least)
     left = shape.ratings - int(counts.sum())
@@ -174,12 +182,12 @@ def _activity(random: np.random.Generator, shape: Shape) -> np.ndarray:
 
 
 def _given(random: np.random.Generator, owner: np.ndarray, items: int) -> np.ndarray:
-    """One pair for every item, whose users are drawn from the places that they have to fill."""
+    """One pair for every item; users are drawn in proportion to their numbers of ratings."""
     return owner[random.choice(len(owner), items, replace=False)] * np.int64(items) + np.arange(items)
 
 
 def _blocks(counts: np.ndarray) -> list[tuple[int, int]]:
-    """Ranges of users with some two million ratings each."""
+    """Ranges of users with about two million ratings each."""
     ends = np.cumsum(counts)
     cuts = np.searchsorted(ends, np.arange(_BLOCK, ends[-1], _BLOCK))
     edges = np.unique(np.concatenate([[0], cuts, [len(counts)]])).tolist()
@@ -210,7 +218,7 @@ def _grade(
 
 
 def _times(random: np.random.Generator, user: np.ndarray, users: int) -> np.ndarray:
-    """Moments: users come at some time, and most of what they do follows soon."""
+    """Times: every user starts at a random time, and most ratings follow soon."""
     start = random.random(users, np.float32) * 0.8
     after = random.standard_exponential(len(user), np.float32) * 0.02
     return (np.minimum(start[user] + after, 1.0) * np.float64(_SPAN)).astype(np.int64) + _START

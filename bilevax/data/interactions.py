@@ -1,17 +1,27 @@
-"""Who has rated what, how and when: a table of interactions with compact codes."""
+"""Tables of interactions: which user rated which item, how and when. Ids become codes from 0."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from bilevax.data.errors import DataError
+from bilevax.data.arguments import whole_number
+from bilevax.data.errors import DataError, printable
 from bilevax.data.user_rows import UserRows
 
 Duplicates = Literal["error", "first", "last"]
+
+
+class Columns(NamedTuple):
+    """The columns of a table as a file has them, with its own ids."""
+
+    user: np.ndarray
+    item: np.ndarray
+    rating: np.ndarray
+    time: np.ndarray
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -51,7 +61,7 @@ class Interactions:
         return len(self.item_ids)
 
     def csr(self) -> UserRows:
-        """The same, one user after the other, each in order of time; ties keep the order of the table."""
+        """The interactions by user, each user's in order of time; ties keep the order of the table."""
         lowest = int(self.time.min())
         span = int(self.time.max()) - lowest + 1
         if span * self.users < 2**63:
@@ -62,11 +72,12 @@ class Interactions:
         return UserRows(offsets, self.item[order], self.rating[order], self.time[order], self.items)
 
     def at_least(self, count: int) -> Interactions:
-        """Only the users with at least `count` interactions, and the items that are left; codes are anew.
+        """Only the users with at least `count` interactions, and their items; codes start at 0 again.
 
         Raises:
           DataError: no user has so many.
         """
+        count = whole_number("count", count, 0)
         enough = np.bincount(self.user, minlength=self.users) >= count
         keep = enough[self.user]
         if not keep.any():
@@ -90,21 +101,21 @@ def make_interactions(
     """A table of interactions from its columns.
 
     Args:
-      user: ids of users: whole numbers, with holes or not, or strings.
+      user: ids of users: whole numbers, with gaps or not, or strings.
       item: ids of items, likewise.
-      rating: finite numbers; all 1 if left out.
-      time: whole numbers; all 0 if left out, so that the order of the table is the order of time.
-      duplicates: what to do with a pair of user and item that occurs again: "error", or keep the "first" or
-        the "last" of them in order of time (ties by order of the table).
-      rating_range: least and largest rating that are accepted.
+      rating: finite numbers; all 1 by default.
+      time: whole numbers; all 0 by default, so that the order of the table is the order of time.
+      duplicates: what to do if a pair of user and item occurs again: "error", or keep the "first" or the
+        "last" of them in order of time (ties by order of the table).
+      rating_range: smallest and largest valid rating.
       path: the file that errors name.
 
     Returns:
       The table, in the order of the columns.
 
     Raises:
-      DataError: columns of different lengths or without entries, ids of another kind, ratings that are not
-        finite or out of range, duplicates.
+      DataError: columns are empty or differ in length, ids are of another kind, ratings are not finite or out
+        of range, times do not fit into 64 bits, or a pair occurs twice.
 
     Example:
       >>> from bilevax.data import make_interactions
@@ -114,10 +125,10 @@ def make_interactions(
     """
     if duplicates not in ("error", "first", "last"):
         raise ValueError(f"duplicates must be 'error', 'first' or 'last', got {duplicates!r}")
-    columns: dict[str, np.ndarray] = {"user": np.asarray(user), "item": np.asarray(item)}
+    columns = {"user": _array("user", user, path), "item": _array("item", item, path)}
     count = len(columns["user"]) if columns["user"].ndim else 0
-    columns["rating"] = np.ones(count, np.float32) if rating is None else np.asarray(rating)
-    columns["time"] = np.zeros(count, np.int64) if time is None else np.asarray(time)
+    columns["rating"] = np.ones(count, np.float32) if rating is None else _array("rating", rating, path)
+    columns["time"] = np.zeros(count, np.int64) if time is None else _array("time", time, path)
     for name, column in columns.items():
         if column.shape != (count,) or count == 0:
             raise DataError(
@@ -126,12 +137,26 @@ def make_interactions(
     if columns["rating"].dtype.kind not in "fiub" or columns["time"].dtype.kind not in "iu":
         kinds = f"{columns['rating'].dtype} and {columns['time'].dtype}"
         raise DataError(f"needs numbers as ratings and whole numbers as times, got {kinds}", path=path)
-    ratings = columns["rating"].astype(np.float32)
+    _check_64_bits("time", columns["time"], path)
+    with np.errstate(over="ignore"):
+        ratings = columns["rating"].astype(np.float32)
     check_ratings(ratings, rating_range, path)
     user_ids, user_code = _coded("user", columns["user"], path)
     item_ids, item_code = _coded("item", columns["item"], path)
     table = Interactions(user_code, item_code, ratings, columns["time"].astype(np.int64), user_ids, item_ids)
     return _without_duplicates(table, duplicates, path)
+
+
+def _array(name: str, values: Any, path: str | PathLike[str] | None) -> np.ndarray:
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise DataError(f"needs a column of numbers or strings as {name}: {error}", path=path) from error
+
+
+def _check_64_bits(name: str, values: np.ndarray, path: str | PathLike[str] | None) -> None:
+    if int(values.max()) >= 2**63:
+        raise DataError(f"has the {name} {values.max()}, expected less than 2^63", path=path)
 
 
 def check_ratings(
@@ -140,7 +165,7 @@ def check_ratings(
     path: str | PathLike[str] | None,
     lines: np.ndarray | None = None,
 ) -> None:
-    """Raise `DataError` at the first rating that is not finite or not in its range."""
+    """Raise `DataError` for the first rating that is not finite or out of range."""
     low, high = rating_range or (-np.inf, np.inf)
     bad = ~np.isfinite(ratings) | (ratings < low) | (ratings > high)
     if bad.any():
@@ -153,13 +178,15 @@ def check_ratings(
 
 def _coded(name: str, ids: np.ndarray, path: str | PathLike[str] | None) -> tuple[np.ndarray, np.ndarray]:
     if ids.dtype.kind in "iu":
-        if int(ids.max()) >= 2**63:
-            raise DataError(f"has the {name} id {ids.max()}, expected less than 2^63", path=path)
+        _check_64_bits(f"{name} id", ids, path)
         distinct, code = _compact(ids.astype(np.int64))
     elif ids.dtype.kind == "U" or (ids.dtype.kind == "O" and all(isinstance(one, str) for one in ids)):
-        # By a dictionary: an array of strings has the width of the longest, and takes long to sort.
+        # By a dictionary: an array of strings is as wide as the longest, and slow to sort.
         words = ids.tolist()
         names = sorted(set(words))
+        cut = next((word for word in names if word.endswith("\0")), None)
+        if cut is not None:  # NumPy would drop the NUL, and make two ids of one name
+            raise DataError(f"has the {name} id {printable(cut)}, which ends in a NUL character", path=path)
         place = {name: i for i, name in enumerate(names)}
         distinct, code = np.array(names, str), np.fromiter(map(place.__getitem__, words), np.int32)
     else:
@@ -170,12 +197,12 @@ def _coded(name: str, ids: np.ndarray, path: str | PathLike[str] | None) -> tupl
 
 
 def _compact(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct whole numbers, ascending, and the place of each entry among them."""
+    """The distinct ids in ascending order, and the index of each entry among them."""
     low, high = int(ids.min()), int(ids.max())
     if high - low > 4 * len(ids) + 1_000_000:
         distinct, code = np.unique(ids, return_inverse=True)
         return distinct, code.astype(np.int32)
-    # A table of all numbers in between, where that is small: far faster than sorting.
+    # The ids are dense: a table with an entry for every possible id is far faster than sorting.
     shifted = ids - low
     seen = np.zeros(high - low + 1, bool)
     seen[shifted] = True

@@ -1,4 +1,4 @@
-"""Labels made worse on purpose, and rows set aside: seeded, and exact in their counts."""
+"""Labelled rows: flip labels, remove positives, split. All draws are seeded, with exact counts."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from typing import Any
 
 import numpy as np
 
+from bilevax.data.arguments import generator, number
+
 
 def flip_labels(y: Any, fraction: float, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Give a fraction of the rows a wrong label.
 
-    Exactly fraction · n rows, rounded, are drawn without replacement. With two classes each gets the other
-    one; with more, one of the others at random.
+    Exactly fraction · n rows, rounded, are drawn without replacement. Each gets one of the other classes, at
+    random if there are several.
 
     Args:
-      y: labels, of at least two classes.
-      fraction: how many of them to flip, from 0 to 1.
-      seed: of the draw; the same seed gives the same flips.
+      y: labels of at least two classes.
+      fraction: the fraction of labels to flip, from 0 to 1.
+      seed: the same seed gives the same flips.
 
     Returns:
       The labels with errors, of the same dtype, and a mask that is True where a label was flipped.
@@ -32,11 +34,11 @@ def flip_labels(y: Any, fraction: float, *, seed: int) -> tuple[np.ndarray, np.n
       (2, 2)
     """
     labels = _vector("y", y)
-    count = _count("fraction", fraction, len(labels))
+    count = _count(fraction, len(labels))
     classes, code = np.unique(labels, return_inverse=True)
     if len(classes) < 2:
         raise ValueError(f"y must hold at least two classes, got only {classes[0]!r}")
-    random = _random(seed)
+    random = generator(seed)
     rows = random.choice(len(labels), count, replace=False)
     shift = random.integers(1, len(classes), count)
     flipped, wrong = labels.copy(), np.zeros(len(labels), bool)
@@ -46,12 +48,12 @@ def flip_labels(y: Any, fraction: float, *, seed: int) -> tuple[np.ndarray, np.n
 
 
 def remove_positives(y: Any, fraction: float = 0.7, *, seed: int) -> np.ndarray:
-    """Make the positives rare: the rows that are left when a fraction of them is removed.
+    """Make positives rare: the rows that remain when a fraction of the positives is removed.
 
     Args:
-      y: labels of two classes; the larger one (+1 of -1 and +1) is the positive one.
-      fraction: how many of the positives go, from 0 to 1; their number is rounded.
-      seed: of the draw.
+      y: labels of two classes; the larger label (+1 of -1 and +1) is the positive one.
+      fraction: the fraction of positives to remove, from 0 to 1; their number is rounded.
+      seed: the same seed removes the same rows.
 
     Returns:
       The indices of the rows to keep, ascending: all negatives and the rest of the positives.
@@ -70,29 +72,29 @@ def remove_positives(y: Any, fraction: float = 0.7, *, seed: int) -> np.ndarray:
     if len(classes) != 2:
         raise ValueError(f"y must hold two classes, got {len(classes)}")
     positives = np.flatnonzero(labels == classes[1])
-    count = _count("fraction", fraction, len(positives))
+    count = _count(fraction, len(positives))
     keep = np.ones(len(labels), bool)
-    keep[_random(seed).choice(positives, count, replace=False)] = False
+    keep[generator(seed).choice(positives, count, replace=False)] = False
     return np.flatnonzero(keep)
 
 
 def split_rows(
     rows: Any, fraction: float = 0.2, *, seed: int, stratify: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Divide rows into two parts that have none in common.
+    """Split rows into two disjoint parts.
 
     Args:
       rows: the number of rows, or their labels.
-      fraction: how many go into the second part; their number is rounded.
-      seed: of the draw.
-      stratify: whether each class is divided in this proportion; `rows` must then be labels. The sizes of
-        the classes' shares are rounded so that their sum is what it is without.
+      fraction: the fraction of rows in the second part; their number is rounded.
+      seed: the same seed gives the same parts.
+      stratify: whether to split every class in this proportion; `rows` must then be labels. The shares of
+        the classes are rounded such that the second part is as large as without `stratify`.
 
     Returns:
       The indices of the first part (training) and of the second (validation), both ascending.
 
     Raises:
-      ValueError: a part would be empty, or the arguments are not as above.
+      ValueError: a part would be empty, or an argument is invalid.
 
     Example:
       >>> from bilevax.data import split_rows
@@ -102,13 +104,12 @@ def split_rows(
     """
     counted = isinstance(rows, int | np.integer) and not isinstance(rows, bool)
     if counted and stratify:
-        raise ValueError("stratify needs the labels as rows, got their number")
+        raise ValueError("stratify needs the labels of the rows, got their number")
     n = int(rows) if counted else len(_vector("rows", rows))
-    count = _count("fraction", fraction, n)
+    count = _count(fraction, n)
     if not 0 < count < n:
         raise ValueError(f"fraction {fraction} of {n} rows leaves a part without rows")
-    random = _random(seed)
-    order = random.permutation(n)
+    order = generator(seed).permutation(n)
     if stratify:
         code = np.unique(_vector("rows", rows), return_inverse=True)[1]
         order = _shares(code[order], count, order)
@@ -118,11 +119,11 @@ def split_rows(
 
 
 def _shares(code: np.ndarray, count: int, order: np.ndarray) -> np.ndarray:
-    """The rows in an order whose first `count` hold every class in its proportion."""
+    """The rows, ordered such that the first `count` hold every class in its proportion."""
     sizes = np.bincount(code)
     exact = sizes * (count / len(code))
     shares = np.floor(exact).astype(int)
-    # The largest remainders take what rounding down has left; ties go to the first class.
+    # Rounding down leaves some rows over: they go to the largest remainders, ties to the first class.
     shares[np.argsort(shares - exact, kind="stable")[: count - shares.sum()]] += 1
     by_class = np.argsort(code, kind="stable")
     rank = np.arange(len(code)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -131,21 +132,16 @@ def _shares(code: np.ndarray, count: int, order: np.ndarray) -> np.ndarray:
 
 
 def _vector(name: str, values: Any) -> np.ndarray:
-    vector = np.asarray(values)
+    try:
+        vector = np.asarray(values)
+    except ValueError as error:  # lists of different lengths
+        raise ValueError(f"{name} must be a vector with at least one entry: {error}") from error
     if vector.ndim != 1 or vector.size == 0:
         raise ValueError(f"{name} must be a vector with at least one entry, got shape {vector.shape}")
-    if vector.dtype == object or (vector.dtype.kind == "f" and not np.isfinite(vector).all()):
+    if vector.dtype == object or (vector.dtype.kind in "fc" and not np.isfinite(vector).all()):
         raise ValueError(f"{name} must hold finite numbers or strings, got {vector.dtype} with other entries")
     return vector
 
 
-def _count(name: str, fraction: float, total: int) -> int:
-    if not isinstance(fraction, int | float | np.number) or not 0 <= fraction <= 1:
-        raise ValueError(f"{name} must be a number from 0 to 1, got {fraction!r}")
-    return math.floor(float(fraction) * total + 0.5)
-
-
-def _random(seed: int) -> np.random.Generator:
-    if not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0:
-        raise ValueError(f"seed must be a whole number from 0, got {seed!r}")
-    return np.random.default_rng(int(seed))
+def _count(fraction: float, total: int) -> int:
+    return math.floor(number("fraction", fraction, 0, 1) * total + 0.5)

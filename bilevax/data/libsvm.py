@@ -9,18 +9,19 @@ from typing import NamedTuple
 import numpy as np
 from scipy.sparse import csr_matrix
 
+from bilevax.data.arguments import whole_number
 from bilevax.data.errors import DataError, excerpt
 from bilevax.data.files import LINE_LIMIT, SIZE_LIMIT, open_bytes, read_whole_lines
 
-# Possessive quantifiers: no input makes the matching go back and try again.
+# Possessive quantifiers: the matcher never backtracks, whatever the input.
 _NUMBER = rb"[+-]?+(?>[0-9]++(?:\.[0-9]*+)?+|\.[0-9]++)(?:[eE][+-]?+[0-9]++)?+"
 _LINE = re.compile(rb"%b(?:[ \t]++[0-9]{1,10}+:%b)*+[ \t\r]*+" % (_NUMBER, _NUMBER))
 _ONE_NUMBER = re.compile(_NUMBER)
-_INDEX_LIMIT = 2**31 - 1
+_INDEX_LIMIT = 2**31 - 1  # indices are stored in 32 bits
 
 
 class _Rows(NamedTuple):
-    """Some rows in compressed form; `lengths` are their numbers of features."""
+    """Some rows in compressed form; `lengths` counts the entries of each."""
 
     labels: np.ndarray
     lengths: np.ndarray
@@ -37,24 +38,25 @@ def read_libsvm(
 ) -> tuple[csr_matrix, np.ndarray]:
     """Rows and labels of a file in LIBSVM's format.
 
-    Every line is `label index:value …` with indices that start at 1 and increase. Lines may end in blanks;
-    the last may lack its newline, and blank lines may follow it. Nothing else is accepted: no comments, no
-    `qid:`, no label lists, no nan or infinity.
+    Every line is `label index:value …` with indices that start at 1 and increase. Lines may end in blanks,
+    the last newline may be missing, and blank lines may follow the last row. Nothing else is accepted: no
+    comments, no `qid:`, no label lists, no nan or infinity.
 
     Args:
       path: the file; .bz2, .gz and .xz are unpacked.
-      width: number of features. Left out, the highest index that occurs, which may be less than what the
-        data set declares: always give it for a part of a data set.
-      line_limit: bytes of the longest line that is accepted.
-      size_limit: bytes of the unpacked file that are accepted.
+      width: number of features, below 2³¹. By default the highest index that occurs, which may be less than
+        what the data set declares: always pass it for a part of a data set.
+      line_limit: most bytes of a line.
+      size_limit: most bytes of the unpacked file.
 
     Returns:
-      The rows, a float32 `scipy.sparse.csr_matrix` of shape (rows, width), and the labels, int64 if all are
-      whole numbers and else float64.
+      The rows, a float32 `scipy.sparse.csr_matrix` of shape (rows, width), and the labels: int64 if all are
+      whole numbers, else float64.
 
     Raises:
       DataError: the file is empty, binary, damaged, too large or of another format; a line is truncated or
         too long; an index is 0, not increasing or beyond `width`; a number is not finite.
+      ValueError: width is not such a number.
 
     Example:
       >>> from pathlib import Path
@@ -67,9 +69,7 @@ def read_libsvm(
       >>> rows.shape, labels.tolist()
       ((2, 4), [-1, 1])
     """
-    if width is not None and (not isinstance(width, int) or isinstance(width, bool) or width < 1):
-        raise ValueError(f"width must be None or a positive integer, got {width!r}")
-    limit = _INDEX_LIMIT if width is None else width
+    limit = _INDEX_LIMIT if width is None else whole_number("width", width, 1, _INDEX_LIMIT)
     parts: list[_Rows] = []
     ended = False
     with open_bytes(path) as stream:
@@ -86,14 +86,14 @@ def read_libsvm(
     labels, lengths, indices, values = map(np.concatenate, zip(*parts, strict=True))
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     if width is None:
-        width = int(indices.max()) + 1 if len(indices) else 1
-    rows = csr_matrix((values, indices, offsets), shape=(len(labels), width))
+        limit = int(indices.max()) + 1 if len(indices) else 1
+    rows = csr_matrix((values, indices, offsets), shape=(len(labels), limit))
     whole = np.all(labels == np.floor(labels)) and np.all(np.abs(labels) < 2**53)
     return rows, labels.astype(np.int64) if whole else labels
 
 
 def _parse(text: bytes, first: int, limit: int, path: str | PathLike[str]) -> _Rows:
-    """The rows of a piece of text without blank lines at its end; line `first` is its first one."""
+    """The rows of a piece of text that starts at line `first` and has no blank lines at its end."""
     lines = text.split(b"\n")
     for i, line in enumerate(lines):
         if not _LINE.fullmatch(line):
@@ -127,7 +127,7 @@ def _parse(text: bytes, first: int, limit: int, path: str | PathLike[str]) -> _R
 
 
 def _complaint(line: bytes) -> str:
-    """What is wrong with a line that is not of the format."""
+    """What is wrong with a line that does not have the format."""
     if line[:1] in (b"\x1f", b"\xfd") or line[:3] == b"BZh" or line[:4] == b"PK\x03\x04":
         return "is packed data, expected text (or a name that ends in .bz2, .gz or .xz)"
     if any(byte < 9 or byte > 126 or 13 < byte < 32 for byte in line[:1000]):

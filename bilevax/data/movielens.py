@@ -10,29 +10,19 @@ import numpy as np
 from bilevax.data.errors import DataError, excerpt
 from bilevax.data.fields import parse_fields
 from bilevax.data.files import LINE_LIMIT, SIZE_LIMIT, read_whole_lines
-from bilevax.data.interactions import check_ratings
+from bilevax.data.interactions import Columns, check_ratings
 
-NAMES = ("user", "item", "rating", "time")
-HEADER = b"userId,movieId,rating,timestamp"
+_HEADER = b"userId,movieId,rating,timestamp"
 
 
 class Layout(NamedTuple):
-    """How a file divides its fields, and whether it starts with the header of 20M and 25M."""
+    """What separates the fields of a file, and whether it starts with the header of 20M and 25M."""
 
     separator: bytes
     header: bool = False
 
 
 LAYOUTS = {"u.data": Layout(b"\t"), "ratings.dat": Layout(b"::"), "ratings.csv": Layout(b",", header=True)}
-
-
-class Columns(NamedTuple):
-    """The columns of a table as they stand in a file."""
-
-    user: np.ndarray
-    item: np.ndarray
-    rating: np.ndarray
-    time: np.ndarray
 
 
 def read_movielens(
@@ -50,12 +40,12 @@ def read_movielens(
       stream: the file, open for reading.
       layout: one of `LAYOUTS`.
       path: the file that errors name.
-      rating_range: least and largest rating.
-      size_limit: most bytes that are read.
+      rating_range: smallest and largest rating.
+      size_limit: most bytes to read.
       line_limit: most bytes of a line.
 
     Raises:
-      DataError: a line that is not four numbers, a rating out of range, no lines.
+      DataError: a line is not four numbers, a rating is out of range, or there are no lines.
     """
     parts: list[Columns] = []
     marker, ended = b"\x1f" if layout.separator == b"::" else layout.separator, False
@@ -64,9 +54,9 @@ def read_movielens(
         text = piece.replace(b"\r\n", b"\n")
         if first == 1 and layout.header:
             header, _, text = text.partition(b"\n")
-            if header != HEADER:
+            if header != _HEADER:
                 raise DataError(
-                    f"expected the header {HEADER.decode()!r}, got {excerpt(header)}", path=path, line=1
+                    f"expected the header {_HEADER.decode()!r}, got {excerpt(header)}", path=path, line=1
                 )
             first = 2
         filled = text.rstrip(b"\n")
@@ -95,6 +85,6 @@ def _parse(
         text = text.replace(separator, marker)
     lines = np.arange(first, first + text.count(b"\n"))
     kinds = ("whole", "whole", "decimal", "whole")
-    user, item, rating, time = parse_fields(text, marker * 3, kinds, NAMES, lines, path)
+    user, item, rating, time = parse_fields(text, marker * 3, kinds, Columns._fields, lines, path)
     check_ratings(rating, rating_range, path, lines)
     return Columns(user, item, rating.astype(np.float32), time)

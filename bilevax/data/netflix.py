@@ -1,4 +1,4 @@
-"""The Netflix prize's files: a line `movie:`, then lines `user,rating,YYYY-MM-DD` about it, and so on."""
+"""The Netflix prize's files: lines `movie:`, each followed by `user,rating,YYYY-MM-DD` lines about it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import numpy as np
 from bilevax.data.errors import DataError, excerpt
 from bilevax.data.fields import parse_fields
 from bilevax.data.files import LINE_LIMIT, SIZE_LIMIT, read_whole_lines
-from bilevax.data.interactions import check_ratings
-from bilevax.data.movielens import Columns
+from bilevax.data.interactions import Columns, check_ratings
 
 _NAMES = ("user", "rating", "year", "month", "day")
 
@@ -29,12 +28,13 @@ def read_netflix(
     Args:
       stream: the file, open for reading.
       path: the file that errors name.
-      rating_range: least and largest rating.
-      size_limit: most bytes that are read.
+      rating_range: smallest and largest rating.
+      size_limit: most bytes to read.
       line_limit: most bytes of a line.
 
     Raises:
-      DataError: a line of another form, a rating before any movie, a date that does not exist, no ratings.
+      DataError: a line has another form, a rating precedes the first movie, a date does not exist, or there
+        are no ratings.
     """
     parts: list[Columns] = []
     movie: int | None = None
@@ -52,7 +52,7 @@ def read_netflix(
         movie = movies[-1]
         is_head = np.zeros(len(ends), bool)
         is_head[heads] = True
-        rest = _between(text, starts[heads], ends[heads] + 1)
+        rest = _without(text, starts[heads], ends[heads] + 1)
         if rest:
             lines = np.flatnonzero(~is_head) + first
             about = np.asarray(movies, np.int64)[np.cumsum(is_head)[~is_head]]
@@ -63,7 +63,7 @@ def read_netflix(
 
 
 def _header_lines(text: bytes, ends: np.ndarray) -> np.ndarray:
-    """Which lines end in a colon."""
+    """The indices of the lines that end in a colon."""
     buffer = np.frombuffer(text, np.uint8)
     return np.flatnonzero((ends > 0) & (buffer[np.maximum(ends - 1, 0)] == ord(":")))
 
@@ -75,8 +75,8 @@ def _movie(line: bytes, number: int, path: str | PathLike[str]) -> int:
     return int(digits)
 
 
-def _between(text: bytes, starts: np.ndarray, ends: np.ndarray) -> bytes:
-    """A text without the spans from `starts` to `ends`."""
+def _without(text: bytes, starts: np.ndarray, ends: np.ndarray) -> bytes:
+    """A text without the spans from each start to its end."""
     kept, at = [], 0
     for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
         kept.append(text[at:start])

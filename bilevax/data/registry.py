@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from bilevax.data.errors import DataError
 
@@ -18,12 +16,12 @@ class Source:
     """One published file.
 
     Attributes:
-      file: where it lies in a data folder, or in the cache.
+      file: its path in a data folder, or in the cache.
       url: where it is published; None if it cannot be downloaded without an account.
-      size: its bytes, roughly.
-      md5: the sum that the publisher gives for it, where there is one.
-      text_sha256: the sum of its lines without the blanks at their ends (`bilevax.data.checksums`), for files
-        without a published sum, copies of which differ in line ends.
+      size: its size in bytes, roughly.
+      md5: the publisher's checksum, where there is one.
+      text_sha256: the checksum of its lines without the blanks at their ends (`bilevax.data.checksums`), for
+        files without a published checksum, copies of which differ in line ends.
     """
 
     file: str
@@ -38,10 +36,10 @@ class Entry:
     """A data set.
 
     Attributes:
-      name: what it is called in `load`, `load_interactions` and `bilevax data`.
-      what: a line about it.
+      name: its name in `load`, `load_interactions` and `bilevax data`.
+      what: a short description.
       sources: its files.
-      counts: what a loaded copy must have.
+      counts: the number of rows, users and so on that a loaded copy must have.
       rating_range: least and largest rating, for tables of ratings.
     """
 
@@ -80,7 +78,7 @@ _ENTRIES = (
         ("w8a", 3_527_986, "434eb5fdfe5ab0f759922fe58473326dbccaf16342ae874ac295d99322b44274"),
         ("w8a.t", 1_060_820, "7b896e1081ddcfc3f06365722430c6fcbb43a75fccd62f7ed0509788c7004dda"),
     ),
-    # GroupLens publishes each sum beside its archive, as NAME.zip.md5.
+    # GroupLens publishes each checksum beside its archive, as NAME.zip.md5.
     _movielens("ml-100k", 4_924_029, "0e33842e24a9c977be4e0107933c0723", 1.0, 943, 1_682, 100_000),
     _movielens("ml-1m", 5_917_549, "c4d9eecfca2ab87c1945afe126590906", 1.0, 6_040, 3_706, 1_000_209),
     _movielens("ml-10m", 65_566_137, "ce571fd55effeba0271552578f2648bd", 0.5, 69_878, 10_677, 10_000_054),
@@ -99,7 +97,7 @@ ENTRIES: Mapping[str, Entry] = {entry.name: entry for entry in _ENTRIES}
 
 
 def entry_of(name: str) -> Entry:
-    """The entry of a name.
+    """The data set of a name.
 
     Raises:
       DataError: no data set has that name.
@@ -112,32 +110,3 @@ def entry_of(name: str) -> Entry:
     if name not in ENTRIES:
         raise DataError(f"no data set is called {name!r}; known are {', '.join(ENTRIES)}")
     return ENTRIES[name]
-
-
-def cache_folder() -> Path:
-    """Where downloads are kept: BILEVAX_CACHE if that is set, else the user's cache folder."""
-    named = os.environ.get("BILEVAX_CACHE")
-    if named:
-        return Path(named)
-    try:
-        from platformdirs import user_cache_path
-    except ImportError as error:
-        raise ImportError('the cache folder needs platformdirs: pip install "bilevax[data]"') from error
-    return user_cache_path("bilevax")
-
-
-def places(source: Source) -> list[Path]:
-    """Where a file is looked for: in the folder BILEVAX_DATA, if that is set, then in the cache."""
-    named = os.environ.get("BILEVAX_DATA")
-    folders = [Path(named)] if named else []
-    return [folder / source.file for folder in [*folders, cache_folder()]]
-
-
-def found(source: Source) -> Path | None:
-    """Where a file is, or, for an archive, the folder of the same name that it was unpacked to."""
-    for place in places(source):
-        if place.exists():
-            return place
-        if place.suffix == ".zip" and place.with_suffix("").is_dir():
-            return place.with_suffix("")
-    return None

@@ -1,4 +1,4 @@
-"""Interactions divided into three: to learn from, to choose by, to report on."""
+"""Splits of interactions into train, dev and test."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from bilevax.data.arguments import generator, number, whole_number
 from bilevax.data.errors import DataError
 from bilevax.data.interactions import Interactions
 from bilevax.data.user_rows import UserRows
@@ -14,12 +15,12 @@ from bilevax.data.user_rows import UserRows
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """Three parts without a common entry; all have the same users and items, in the same codes.
+    """Three disjoint parts of a table; users and items have the same codes in all of them.
 
     Attributes:
-      train: what to learn from.
-      dev: what to choose settings by.
-      test: what to report.
+      train: to train on.
+      dev: to choose settings with.
+      test: to report results on.
     """
 
     train: UserRows
@@ -34,13 +35,13 @@ def split_last(
 
     Args:
       table: the interactions.
-      k_dev: how many of each user's go to dev.
+      k_dev: how many of each user's interactions go to dev.
       k_test: how many go to test.
-      short: what to do with users who have less than k_dev + k_test + 1: "error", or leave all of theirs in
-        "train" (they have no entries in dev and test then). `table.at_least(k_dev + k_test + 1)` drops them.
+      short: what to do with users who have fewer than k_dev + k_test + 1: "error", or leave all their
+        interactions in "train". `table.at_least(k_dev + k_test + 1)` drops these users.
 
     Raises:
-      DataError: users are too short, or nobody is long enough.
+      DataError: some users have too few interactions, or, with "train", all of them.
 
     Example:
       >>> from bilevax.data import make_interactions, split_last
@@ -49,9 +50,7 @@ def split_last(
       >>> table.item_ids[parts.train.item].tolist(), table.item_ids[parts.test.item].tolist()
       ([7, 5], [4])
     """
-    for name, count in (("k_dev", k_dev), ("k_test", k_test)):
-        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-            raise ValueError(f"{name} must be a whole number from 0, got {count!r}")
+    k_dev, k_test = whole_number("k_dev", k_dev, 0), whole_number("k_test", k_test, 0)
     if short not in ("error", "train"):
         raise ValueError(f"short must be 'error' or 'train', got {short!r}")
     rows = table.csr()
@@ -67,10 +66,10 @@ def split_last(
 def split_ratio(
     table: Interactions, dev: float = 0.1, test: float = 0.1, *, seed: int | None = None
 ) -> Splits:
-    """Leave out a fraction of every user's interactions: the last of them, or any with a seed.
+    """Leave out a fraction of every user's interactions: the last ones, or with a seed random ones.
 
-    Of n interactions, test · n and dev · n, both rounded down, are left out: a user with few of them may have
-    none in dev or test, and always has one in train.
+    Of n interactions, test · n and dev · n are left out, both rounded down. A user with few interactions may
+    have none in dev or test, but always has one in train.
 
     Args:
       table: the interactions.
@@ -79,7 +78,7 @@ def split_ratio(
       seed: None for the last in time, a whole number for a random choice.
 
     Raises:
-      DataError: dev or test would be empty although a fraction of it was asked for.
+      DataError: dev or test would be empty although its fraction is not 0.
 
     Example:
       >>> from bilevax.data import make_interactions, split_ratio
@@ -88,15 +87,13 @@ def split_ratio(
       >>> parts.train.item.tolist(), parts.dev.item.tolist(), parts.test.item.tolist()
       ([0, 1, 2, 3, 4, 5], [6, 7], [8, 9])
     """
-    for name, fraction in (("dev", dev), ("test", test)):
-        if not isinstance(fraction, int | float) or not 0 <= fraction < 1:
-            raise ValueError(f"{name} must be a fraction from 0 to below 1, got {fraction!r}")
+    dev, test = number("dev", dev, 0, 1), number("test", test, 0, 1)
     if dev + test >= 1:
         raise ValueError(f"dev + test must be below 1, got {dev} + {test}")
     rows = table.csr()
     from_end = _left(rows)
     if seed is not None:
-        order = np.lexsort((np.random.default_rng(seed).random(len(rows)), rows.user))
+        order = np.lexsort((generator(seed).random(len(rows)), rows.user))
         from_end[order] = _left(rows)
     tests = np.floor(rows.counts * test + 1e-9)[rows.user]
     devs = np.floor(rows.counts * dev + 1e-9)[rows.user]
@@ -111,16 +108,16 @@ def split_ratio(
 def split_time(
     table: Interactions, dev_from: int, test_from: int, *, cold: Literal["drop", "keep"] = "drop"
 ) -> Splits:
-    """Divide at two moments: train is before `dev_from`, dev from then on, test from `test_from` on.
+    """Split by time: train is before `dev_from`, test starts at `test_from`, and dev is between them.
 
     Args:
       table: the interactions.
-      dev_from: first moment of dev.
-      test_from: first moment of test.
-      cold: what to do with the dev and test entries of users who have none in train: "drop" or "keep" them.
+      dev_from: when dev starts.
+      test_from: when test starts.
+      cold: "drop" or "keep" the dev and test entries of users who have none in train.
 
     Raises:
-      DataError: one of the parts would be empty.
+      DataError: a part would be empty.
 
     Example:
       >>> from bilevax.data import make_interactions, split_time
@@ -128,6 +125,8 @@ def split_time(
       >>> parts.train.item.tolist(), parts.dev.item.tolist(), parts.test.item.tolist()
       ([0, 1], [2], [3])
     """
+    for name, moment in (("dev_from", dev_from), ("test_from", test_from)):
+        number(name, moment, -np.inf, np.inf)
     if not dev_from < test_from:
         raise ValueError(f"dev_from must be before test_from, got {dev_from} and {test_from}")
     if cold not in ("drop", "keep"):
@@ -145,7 +144,7 @@ def split_time(
 
 
 def _left(rows: UserRows) -> np.ndarray:
-    """How many entries of the same user come after each."""
+    """How many entries of the same user follow each entry."""
     return rows.offsets[1:][rows.user] - 1 - np.arange(len(rows))
 
 
@@ -153,6 +152,6 @@ def _too_short(table: Interactions, is_short: np.ndarray, needed: int) -> str:
     ids = table.user_ids[is_short]
     named = ", ".join(str(one) for one in ids[:5]) + (", …" if len(ids) > 5 else "")
     return (
-        f"{len(ids):,} of {table.users:,} users have less than the {needed} interactions that the split "
+        f"{len(ids):,} of {table.users:,} users have fewer than the {needed} interactions that the split "
         f"needs: {named}; drop them with .at_least({needed}), or leave them in train with short='train'"
     )

@@ -1,4 +1,4 @@
-"""Interactions in any table with named columns: CSV, TSV or parquet."""
+"""Interactions from tables with named columns: CSV, TSV or parquet."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import csv
 import io
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import PurePath
 from typing import IO, Any
 
 import numpy as np
 
-from bilevax.data.errors import DataError, excerpt
+from bilevax.data.errors import DataError, decoding_errors, excerpt
 from bilevax.data.files import SIZE_LIMIT, read_pieces, read_whole_lines
-from bilevax.data.movielens import Columns
+from bilevax.data.interactions import Columns
 
 _USUAL = {
     "user": ("user", "user_id", "userid", "uid", "customer", "customer_id"),
@@ -26,8 +26,9 @@ _USUAL = {
 }
 _NEEDED = ("user", "item")
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
-_ID_LIMIT = 200  # characters; all different ids take the space of the longest
+_ID_LIMIT = 200  # characters; in an array of ids, each takes the space of the longest
 _FLOAT_LIMIT = 3e38
+_BATCH = 256  # rows of a parquet file that are decoded before their size is checked
 
 
 def read_table(
@@ -37,18 +38,18 @@ def read_table(
     columns: Mapping[str, str] | None = None,
     size_limit: int = SIZE_LIMIT,
 ) -> Columns:
-    """The columns of a table; what it is, the name of its file says: .csv, .tsv, .tab or .parquet.
+    """The columns of a table, whose format is the ending of its file's name: .csv, .tsv, .tab or .parquet.
 
     Args:
       stream: the file, open for reading.
-      path: its name, with which errors start.
-      columns: the table's name for each of `user`, `item`, `rating` and `time`. Those left out are looked
-        for under their usual names, whatever their case. Without a column for ratings all are 1, without one
-        for time all are 0. Times are whole numbers or dates; dates become seconds since 1970.
-      size_limit: most bytes that are read.
+      path: the file's name, also in errors.
+      columns: the table's names of `user`, `item`, `rating` and `time`. For those left out, the usual names
+        are tried, in upper or lower case. Without a column of ratings all are 1, without times all are 0.
+        Times are whole numbers or dates; dates become seconds since 1970.
+      size_limit: most bytes to read, and to decode.
 
     Raises:
-      DataError: columns are missing or there twice, or an entry is not what its column should hold.
+      DataError: a column is missing or occurs twice, or an entry does not fit its column.
     """
     try:
         import pandas
@@ -57,10 +58,10 @@ def read_table(
     unknown = set(columns or {}) - set(_USUAL)
     if unknown:
         raise ValueError(f"columns may name user, item, rating and time, got {sorted(unknown)}")
-    # "ratings.csv.gz" is a .csv, unpacked by whoever opened it.
+    # "ratings.csv.gz" is a .csv: the stream is unpacked already.
     suffixes = [suffix.lower() for suffix in PurePath(path).suffixes]
     if ".parquet" in suffixes:
-        frame = _parquet(stream, path, size_limit)
+        frame = _parquet(stream, path, columns or {}, size_limit)
     else:
         separator = "\t" if {".tsv", ".tab"} & set(suffixes) else ","
         frame = _delimited(pandas, stream, path, separator, size_limit)
@@ -88,12 +89,15 @@ def _delimited(pandas: Any, stream: IO[bytes], path: Any, separator: str, size_l
     text = b"".join(pieces).replace(b"\r\n", b"\n").rstrip(b"\n").removeprefix(codecs.BOM_UTF8)
     if not text:
         raise DataError("is empty, expected a header and rows", path=path)
-    header = text.partition(b"\n")[0].decode().split(separator)
-    if len(set(header)) < len(header):
-        raise DataError(f"expected different names in the header, got {excerpt(text)}", path=path, line=1)
-    try:
+    header = text.partition(b"\n")[0]
+    with decoding_errors("is not a table", path):
+        names = next(csv.reader([header.decode()], delimiter=separator))
+        if len(set(names)) < len(names):  # pandas would rename the second
+            raise DataError(
+                f"expected different names in the header, got {excerpt(header)}", path=path, line=1
+            )
         with warnings.catch_warnings():
-            # A first row that is longer than the header would only be warned about, and cut off.
+            # If the first row is longer than the header, pandas warns and drops the rest of it.
             warnings.simplefilter("error")
             frame = pandas.read_csv(
                 io.BytesIO(text),
@@ -105,15 +109,13 @@ def _delimited(pandas: Any, stream: IO[bytes], path: Any, separator: str, size_l
                 lineterminator="\n",
                 low_memory=False,
             )
-    except (ValueError, Warning, OverflowError, csv.Error, pandas.errors.ParserError) as error:
-        raise DataError(f"is not a table: {' '.join(str(error).split())}", path=path) from error
-    # With quotes a row may go over several lines, and the number of a row is not that of its line.
+    # With quotes a row may take several lines, and its number is not that of its line.
     frame.attrs["first"] = None if b'"' in text else 2
     return frame
 
 
 def _text(piece: bytes, first: int, path: Any) -> bytes:
-    """A piece of a text file, after a check that it is one."""
+    """A piece of a file, if it is text in UTF-8."""
     if b"\0" in piece:
         line = first + piece.count(b"\n", 0, piece.index(b"\0"))
         raise DataError("is binary, expected text", path=path, line=line)
@@ -126,56 +128,80 @@ def _text(piece: bytes, first: int, path: Any) -> bytes:
     return piece
 
 
-def _parquet(stream: IO[bytes], path: Any, size_limit: int) -> Any:
+def _parquet(stream: IO[bytes], path: Any, columns: Mapping[str, str], size_limit: int) -> Any:
+    """A frame of the columns that are needed.
+
+    A parquet file may be far smaller than its contents: a string that repeats is stored once. So a few rows
+    are decoded at a time, until they exceed the size limit.
+    """
     try:
+        import pyarrow  # pyright: ignore[reportMissingImports]
         from pyarrow import parquet  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ImportError('parquet needs pyarrow: pip install "bilevax[data]"') from error
     data = b"".join(read_pieces(stream, path, size_limit=size_limit))
-    try:
+    with decoding_errors("is not a parquet table, or damaged", path):
         file = parquet.ParquetFile(io.BytesIO(data))
-        # Its encodings shrink what repeats itself to next to nothing: the number of entries is what counts.
-        size = 8 * file.metadata.num_rows * file.metadata.num_columns
-        frame = file.read().to_pandas() if size <= size_limit else None
-    except Exception as error:  # pyarrow raises errors of its own that are of no built-in kind
-        raise DataError(f"is not a parquet table, or damaged: {error}", path=path) from error
-    if frame is None:
-        raise DataError(f"holds more than the limit of {size_limit:,} bytes", path=path)
-    frame.columns = [str(name) for name in frame.columns]
+        chosen = list(usual_columns(file.schema_arrow.names, columns, path).values())
+        too_large = DataError(f"holds more than the limit of {size_limit:,} bytes", path=path)
+        if _declared_size(file.metadata, chosen) > size_limit:
+            raise too_large
+        batches, size = [], 0
+        for batch in file.iter_batches(_BATCH, columns=chosen, use_threads=False):
+            size += batch.nbytes
+            if size > size_limit:
+                raise too_large
+            batches.append(batch)
+        if not batches:
+            raise DataError("has no rows", path=path)
+        table = pyarrow.Table.from_batches(batches)
+        table.validate(full=True)  # rejects strings that are not UTF-8, which pandas would find later
+        # Without pandas' notes in the file, an index is a column like any other.
+        frame = table.to_pandas(ignore_metadata=True)
     frame.attrs["first"] = None
     return frame
+
+
+def _declared_size(metadata: Any, chosen: list[str]) -> int:
+    """The size of some columns of a parquet file in memory, by what the file declares; often too small."""
+    groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
+    chunks = (group.column(j) for group in groups for j in range(metadata.num_columns))
+    stored = (
+        chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.partition(".")[0] in chosen
+    )
+    return max(sum(stored), 8 * metadata.num_rows * len(chosen))
 
 
 def usual_columns(
     present: list[str], columns: Mapping[str, str] | None = None, path: Any = None
 ) -> dict[str, str]:
-    """The table's own names of the columns that it has, by the usual ones: {"user": "user_id", …}.
+    """A table's names of the columns that are needed: {"user": "user_id", …}.
 
     Args:
-      present: the names that there are.
-      columns: which is which, for those that cannot be told by their names.
-      path: the file, for messages.
+      present: the names of the table's columns.
+      columns: the names of those that have no usual name.
+      path: the file that errors name.
 
     Raises:
-      DataError: if there is none for users or items, or several may be meant.
+      DataError: there is no column of users or items, or several columns may be meant.
     """
     columns = columns or {}
-    lower = {name.strip().lower(): name for name in present}
     names: dict[str, str] = {}
-    shown = excerpt(", ".join(present).encode(), 200)
+    shown = excerpt(", ".join(present).encode(errors="backslashreplace"), 200)
     for name, usual in _USUAL.items():
         if name in columns:
-            if columns[name] not in present:
-                raise DataError(f"has no column {columns[name]!r}; it has {shown}", path=path)
+            if present.count(columns[name]) != 1:
+                found = "several columns" if columns[name] in present else "no column"
+                raise DataError(f"has {found} {columns[name]!r}; it has {shown}", path=path)
             names[name] = columns[name]
             continue
-        fitting = [lower[one] for one in usual if one in lower]
+        fitting = [one for one in present if one.strip().lower() in usual]
         if len(fitting) > 1 or (not fitting and name in _NEEDED):
             problem = "several columns" if fitting else "no column"
             if path is None:
                 advice = f"call it {name!r}."
             elif len(present) == 1 and re.search(r"[;|\t]|::", present[0]):
-                advice = "is the separator another one?"
+                advice = "does the file use another separator?"
             else:
                 advice = f"name it with columns={{{name!r}: …}}."
             raise DataError(
@@ -189,14 +215,14 @@ def _reject(name: str, bad: np.ndarray, column: Any, path: Any, wanted: str) -> 
     if bad.any():
         row = int(np.argmax(bad))
         first = column.attrs.get("first")
-        got = excerpt(str(column.iloc[row]).encode())
+        got = excerpt(str(column.iloc[row]).encode(errors="backslashreplace"))
         where = "" if first else f" in row {row + 1}"
         line = row + first if first else None
         raise DataError(f"expected {wanted} as {name}{where}, got {got}", path=path, line=line)
 
 
 def _ids(name: str, column: Any, path: Any) -> np.ndarray:
-    """Whole numbers if all are written as such, else strings: 007 and 7 are different ids."""
+    """Whole numbers if all are written as such, else strings: 007 and 7 are different ids then."""
     if column.dtype.kind in "iu":
         return column.to_numpy()
     is_text = np.fromiter((isinstance(one, str) for one in column), bool, len(column))
@@ -209,8 +235,16 @@ def _ids(name: str, column: Any, path: Any) -> np.ndarray:
     return column.to_numpy(object)
 
 
+def _converted(name: str, convert: Callable[..., Any], column: Any, path: Any, **options: Any) -> Any:
+    """A column of numbers or dates; entries that are none become missing values."""
+    with decoding_errors(f"cannot be read as a column of {name}s", path):
+        return convert(column, errors="coerce", **options)
+
+
 def _ratings(pandas: Any, column: Any, path: Any) -> np.ndarray:
-    values = pandas.to_numeric(column, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    is_time = np.full(len(column), column.dtype.kind in "mM")  # pandas would convert these to numbers
+    _reject("rating", is_time, column, path, "a finite number")
+    values = _converted("rating", pandas.to_numeric, column, path).to_numpy(np.float64, na_value=np.nan)
     _reject("rating", ~(np.abs(values) < _FLOAT_LIMIT), column, path, "a finite number")
     return values.astype(np.float32)
 
@@ -218,7 +252,7 @@ def _ratings(pandas: Any, column: Any, path: Any) -> np.ndarray:
 def _times(pandas: Any, column: Any, path: Any) -> np.ndarray:
     """Whole numbers as they are; dates as seconds since 1970."""
     if column.dtype.kind != "M":
-        numbers = pandas.to_numeric(column, errors="coerce")
+        numbers = _converted("time", pandas.to_numeric, column, path)
         if numbers.dtype.kind in "iu":
             _reject("time", (numbers > 2**62).to_numpy(), column, path, "a whole number below 2^62")
             return numbers.to_numpy(np.int64)
@@ -227,6 +261,6 @@ def _times(pandas: Any, column: Any, path: Any) -> np.ndarray:
             whole = (np.abs(values) < 2**53) & (values == np.floor(values))
             _reject("time", ~whole, column, path, "a whole number")
             return values.astype(np.int64)
-    dates = pandas.to_datetime(column, errors="coerce", utc=True, format="ISO8601")
+    dates = _converted("time", pandas.to_datetime, column, path, utc=True, format="ISO8601")
     _reject("time", dates.isna().to_numpy(), column, path, "a whole number or a date such as 2005-09-06")
     return dates.dt.tz_localize(None).astype("datetime64[s]").astype(np.int64).to_numpy()

@@ -1,4 +1,4 @@
-"""Interactions in flat arrays, one user after the other: what goes to the device once."""
+"""Interactions by user, in flat arrays that fit on the device."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from bilevax.data.errors import DataError
 
 @dataclass(frozen=True, eq=False, repr=False)
 class UserRows:
-    """Interactions by user, in order of time: user u owns the entries offsets[u] to offsets[u + 1].
+    """Interactions by user, in order of time: user u has the entries offsets[u] to offsets[u + 1].
 
     Attributes:
       offsets: users + 1 ascending numbers from 0, int32.
       item: codes of items, int32.
       rating: float32.
       time: int64.
-      items: the number of items of the whole catalogue.
+      items: the number of items in the whole catalogue.
+
+    Raises:
+      DataError: the offsets do not ascend from 0 to the number of entries, the columns differ in length, an
+        item is not in the catalogue, or there are 2³¹ entries or more.
 
     Example:
       >>> from bilevax.data import make_interactions
@@ -35,9 +39,21 @@ class UserRows:
     items: int
 
     def __post_init__(self) -> None:
-        if len(self.item) >= 2**31:
-            raise DataError(f"{len(self.item):,} interactions are more than 32-bit offsets can count")
-        object.__setattr__(self, "offsets", self.offsets.astype(np.int32))
+        entries = len(self.item)
+        if entries >= 2**31 or self.items > 2**31:
+            raise DataError(f"{entries:,} interactions of {self.items:,} items do not fit into 32 bits")
+        offsets = np.asarray(self.offsets)
+        # Compared, and not subtracted: a difference of unsigned numbers is never negative.
+        ascending = offsets.ndim == 1 and offsets.dtype.kind in "iu" and np.all(offsets[:-1] <= offsets[1:])
+        if not (ascending and len(offsets) and offsets[0] == 0 and offsets[-1] == entries):
+            raise DataError(f"needs offsets that ascend from 0 to the {entries:,} entries")
+        if self.item.dtype.kind not in "iu" or not len(self.rating) == len(self.time) == entries:
+            raise DataError(f"needs {entries:,} codes of items, ratings and times")
+        low, high = (int(self.item.min()), int(self.item.max())) if entries else (0, -1)
+        if low < 0 or high >= self.items:
+            raise DataError(f"needs codes of items from 0 to {self.items - 1:,}, got {low:,} to {high:,}")
+        object.__setattr__(self, "offsets", offsets.astype(np.int32))
+        object.__setattr__(self, "item", self.item.astype(np.int32, copy=False))
 
     def __len__(self) -> int:
         return len(self.item)
@@ -47,7 +63,7 @@ class UserRows:
 
     @property
     def users(self) -> int:
-        """The number of users, those without entries too."""
+        """The number of users, including those without entries."""
         return len(self.offsets) - 1
 
     @property
@@ -61,6 +77,6 @@ class UserRows:
         return np.repeat(np.arange(self.users, dtype=np.int32), self.counts)
 
     def where(self, keep: np.ndarray) -> UserRows:
-        """Only the entries where a mask is True; every user stays, if only with no entry."""
+        """Only the entries where a mask is True; users without entries stay."""
         before = np.concatenate([[0], np.cumsum(keep)])
         return UserRows(before[self.offsets], self.item[keep], self.rating[keep], self.time[keep], self.items)
