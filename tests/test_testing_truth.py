@@ -129,23 +129,23 @@ def test_pl_constant_is_the_largest_that_holds(kappa):
     ("name", "arguments", "match"),
     [
         ("quadratic", {"m": 0}, "m must be"),
-        ("quadratic", {"noise": -1.0}, "noise must be"),
-        ("mean", {"conditioning": 0.5}, "conditioning must be"),
+        ("quadratic", {"noise": -1.0}, "noise must lie in"),
+        ("mean", {"conditioning": 0.5}, "conditioning must lie in"),
         ("mixture", {"dtype": np.int32}, "dtype must be float32 or float64"),
         ("quadratic", {"dtype": np.float64}, "x64 mode"),
-        ("quadratic", {"nonconvexity": float("nan")}, "nonconvexity must be"),
+        ("quadratic", {"nonconvexity": float("nan")}, "nonconvexity must lie in"),
         ("ridge", {"d_x": 4}, "d_x must be at most d_y = 3"),
         ("logistic", {"d_x": 4}, "d_x must be at most d_y = 3"),
-        ("pl", {"nonconvexity": 4.6}, "nonconvexity must be"),
+        ("pl", {"nonconvexity": 4.6}, "nonconvexity must lie in"),
         ("pl", {"coupling": 0.0}, "coupling must be positive"),
         ("ridge", {"coupling": 0.0}, "coupling must be positive"),
     ],
 )
-def test_arguments_that_cannot_be_are_named(name, arguments, match):
+def test_invalid_arguments_are_named(name, arguments, match):
     with pytest.raises(ValueError, match=match):
         FAMILIES[name](**(SMALL | arguments))
 
 
-def test_a_point_of_the_wrong_length_is_refused():
+def test_a_point_of_the_wrong_length_is_rejected():
     with pytest.raises(ValueError, match="x must be a vector of length 2"):
         FAMILIES["quadratic"](**SMALL).value(np.ones(3))

@@ -1,4 +1,4 @@
-"""Problems with known truth, for testing and comparing methods: see docs/testing.md."""
+"""Problems with known solutions, for testing and comparing methods: see docs/testing.md."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from bilevax.testing.mixture import mixture_blocks
 from bilevax.testing.pl import pl_blocks, pl_constant
 from bilevax.testing.quadratic import quadratic_blocks
 from bilevax.testing.ridge import ridge_blocks
-from bilevax.testing.settings import Settings
+from bilevax.testing.settings import FamilySettings
 
 FAMILIES: dict[str, Callable[..., Family]] = {
     "quadratic": quadratic_blocks,
@@ -23,8 +23,8 @@ FAMILIES: dict[str, Callable[..., Family]] = {
 __all__ = [
     "FAMILIES",
     "Family",
+    "FamilySettings",
     "Region",
-    "Settings",
     "logistic_blocks",
     "mean_blocks",
     "mixture_blocks",

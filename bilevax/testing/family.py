@@ -1,4 +1,4 @@
-"""What every family of the suite offers: a problem, and all that is to be known about it."""
+"""What every family offers: a problem, its exact solution and its constants."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 
 from bilevax import Problem
-from bilevax.testing.settings import Settings
+from bilevax.testing.block_algebra import solve, times
+from bilevax.testing.settings import FamilySettings
 from bilevax.theory import Constants
 
 
 @dataclass(frozen=True)
 class Region:
-    """Where the constants of a family hold: ‖x‖ ≤ x_radius and ‖y_i‖ ≤ y_radius (levels stacked).
+    """The points at which a family's constants hold: ‖x‖ ≤ x_radius and ‖y_i‖ ≤ y_radius (levels stacked).
 
-    It holds x0, the solution if known, y0 = 0, and y_i(x) for every x in it.
+    They include x0, the solution if it is known, y0 = 0, and y_i(x) for every x of the region.
     """
 
     x_radius: float
@@ -29,16 +30,16 @@ class Region:
 class Family(abc.ABC):
     r"""A problem with known truth, :math:`F(x) = \frac1m \sum_i f_i(x, y_i(x))` on all rows.
 
-    The truth is computed in float64 NumPy from the data before it is rounded to `settings.dtype`; it
-    shares no code with the solvers or the diagnostics.
+    The truth is computed with NumPy in float64, from the data before they are rounded to `settings.dtype`.
+    It shares no code with the solvers or the diagnostics.
 
     Attributes:
-      settings: what the family was made from.
+      settings: sizes and difficulty.
       problem: the `bilevax.Problem`.
-      x0, y0: where a run may start; y0 is None for mean levels, and a dict if the levels have names.
+      x0, y0: a start for solvers; y0 is None for mean levels, and a dict if the levels have names.
     """
 
-    settings: Settings
+    settings: FamilySettings
     problem: Problem
     x0: np.ndarray
     y0: Any
@@ -46,22 +47,22 @@ class Family(abc.ABC):
     @property
     @abc.abstractmethod
     def solution(self) -> np.ndarray | None:
-        """A minimiser of F; None if not known."""
+        """A minimiser of F; None if unknown."""
 
     @property
     @abc.abstractmethod
     def least(self) -> float | None:
-        """min F; None if not known."""
+        """min F; None if unknown."""
 
     @cached_property
     @abc.abstractmethod
     def region(self) -> Region:
-        """Where `constants` hold."""
+        """The points at which `constants` hold."""
 
     @cached_property
     @abc.abstractmethod
     def constants(self) -> Constants:
-        """The constants of the paper's assumptions on `region`; the family says which are exact."""
+        """The constants of the paper's assumptions on `region`; each family documents which are exact."""
 
     def value(self, x: Any) -> float:
         """F(x)."""
@@ -88,7 +89,7 @@ class Family(abc.ABC):
 
     @abc.abstractmethod
     def stacked_solution(self, x: np.ndarray) -> np.ndarray:
-        """y_i(x) as (m, d), named levels one after the other."""
+        """y_i(x) as (m, d), with named levels concatenated."""
 
     @abc.abstractmethod
     def upper_values(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -103,22 +104,12 @@ class Family(abc.ABC):
         """∇²_yy g_i, (m, d, d), and −∇²_yx g_i, (m, d, d_x): their quotient is y_i'(x)."""
 
     def by_level(self, stacked: np.ndarray) -> Any:
-        """(m, d) as a run's y has it."""
+        """(m, d) in the structure of `problem`'s y: a dict if the levels have names."""
         return stacked
 
     def point(self, x: Any) -> np.ndarray:
-        """x in float64, checked."""
+        """x in float64; raises ValueError if its shape is wrong."""
         x = np.asarray(x, float)
         if x.shape != (self.settings.d_x,):
             raise ValueError(f"x must be a vector of length {self.settings.d_x}, got shape {x.shape}")
         return x
-
-
-def times(matrices: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    """One product per block."""
-    return (matrices @ vectors[..., None])[..., 0]
-
-
-def solve(matrices: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    """One linear system per block."""
-    return np.linalg.solve(matrices, vectors[..., None])[..., 0]

@@ -1,4 +1,4 @@
-"""Lower levels that are quadratic, or means of linear maps: y_i(x) is linear in x."""
+"""Lower levels that are quadratic or means of linear maps: y_i(x) is affine in x."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from bilevax.testing.family import Family, Region, solve
-from bilevax.testing.settings import largest, longest, scatter
+from bilevax.testing.block_algebra import largest, longest, scatter, solve
+from bilevax.testing.family import Family, Region
 from bilevax.theory import Constants
 
 
@@ -21,10 +21,10 @@ class LinearBlocks(Family):
 
     .. math:: g_i = \text{mean of } \tfrac12 h\, y^\top A_i y - e\, y^\top B_i x - b^\top y
 
-    with h and e of mean one. A mean level is the case A = I, h = 1.
+    h and e have mean one. A mean level is the case A = I, h = 1.
 
-    Of the constants, λ, L_g, L_gxy = L_gyy = 0, C_gxy, C_gyy, L_y are exact, and so is C̃_gyy of an argmin
-    level alone; L_gy and σ are bounds.
+    Exact constants: λ, L_g, L_gxy = L_gyy = 0, C_gxy, C_gyy, L_y, and C̃_gyy if there is only an argmin
+    level. Bounds: L_gy and σ.
     """
 
     A: np.ndarray
@@ -35,7 +35,7 @@ class LinearBlocks(Family):
 
     @cached_property
     def slopes(self) -> np.ndarray:
-        """y_i'(x), which does not depend on x: (m, d, d_x)."""
+        """y_i'(x), the same for all x: (m, d, d_x)."""
         return np.linalg.solve(self.A, self.B)
 
     @cached_property
@@ -84,4 +84,4 @@ class LinearBlocks(Family):
 
     @abc.abstractmethod
     def upper_constants(self) -> dict[str, Any]:
-        """L_fx, L_fy, C_fx, C_fy, the part of σ that comes from f, L_F, μ and Δ, by field name."""
+        """L_fx, L_fy, C_fx, C_fy, f's part of σ, L_F, μ and Δ, by the field names of `Constants`."""

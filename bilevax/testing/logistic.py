@@ -1,11 +1,10 @@
-"""Logistic regressions whose strengths of regularisation are learnt on validation rows."""
+"""Logistic regressions; their strengths of regularisation are learnt on validation rows."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,21 +12,22 @@ import numpy as np
 from jax import Array
 
 from bilevax import Problem
-from bilevax.testing.family import solve
+from bilevax.testing.block_algebra import solve
+from bilevax.testing.draws import Draws
 from bilevax.testing.logistic_loss import THIRD, losses, mean_gram, row_curvature, row_noise, sigmoid, slopes
-from bilevax.testing.regularised import RegularisedBlocks, penalty
-from bilevax.testing.settings import Draws, Settings
+from bilevax.testing.regularised import RegularisedBlocks, RegularisedSettings, penalty
+from bilevax.testing.settings import takes_fields_of
 from bilevax.theory import Constants
 
-_FLIPPED = 0.2
+_FLIPPED = 0.2  # share of labels that contradict the teacher
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LogisticBlocks(RegularisedBlocks):
     """Logistic regressions; y_i(x) by Newton's method. Made by `logistic_blocks`.
 
-    The minimum is not known. Exact: L_fx = C_fx = 0. All others are bounds on the region; Δ ≤ F(x0), as the
-    loss is positive. Arrays hold −label · features, (m, rows, observations, d_y).
+    The minimum is unknown. Exact: L_fx = C_fx = 0. All other constants are bounds on the region; Δ ≤ F(x0)
+    because the loss is positive. The arrays hold −label · features, (m, rows, observations, d_y).
     """
 
     training: np.ndarray
@@ -57,7 +57,7 @@ class LogisticBlocks(RegularisedBlocks):
             step = solve(self.lower_curvature(x, y)[0], slope)
             before, length = value(y), np.ones(len(y))
             for _ in range(30):
-                # The slack lets steps pass whose decrease is below the rounding of g.
+                # The slack accepts steps whose decrease is below the rounding error of g.
                 bad = value(y - length[:, None] * step) > before + 1e-14 * (1 + before)
                 if not bad.any():
                     break
@@ -121,18 +121,8 @@ def lower(x: Array, y: Array, block: Array, batch: dict[str, Array]) -> Array:
     return upper(x, y, block, batch) + penalty(x, y, block)
 
 
-def logistic_blocks(
-    *,
-    m: int = 50,
-    d_x: int = 5,
-    d_y: int = 10,
-    rows: int = 100,
-    noise: float = 0.3,
-    conditioning: float = 3.0,
-    coupling: float = 1.0,
-    seed: int = 0,
-    dtype: Any = np.float32,
-) -> LogisticBlocks:
+@takes_fields_of(RegularisedSettings)
+def logistic_blocks(settings: RegularisedSettings) -> LogisticBlocks:
     r"""Logistic regressions with learnt strengths of regularisation.
 
     .. math::
@@ -140,20 +130,20 @@ def logistic_blocks(
             + \tfrac12 \sum_j e^{\omega x_{j \bmod d_x}} y_j^2, \qquad
         f_i = \text{mean of } \log(1 + e^{-l c^\top y})
 
-    over training observations (a, l) and validation observations (c, l). A row holds 2 d_y observations; a
+    over training observations (a, l) and validation observations (c, l). A row holds 2 d_y observations. A
     fifth of the labels contradict the block's teacher.
 
     Args:
-      noise: standard deviation of the features about those of the block; labels do not vary.
+      noise: standard deviation of the features about those of the block; labels have none.
       conditioning: of the noise-free Gram matrices of the features.
       coupling: ω.
-      m, d_x, d_y, rows, seed, dtype: as in `quadratic_blocks`, with d_x ≤ d_y.
+      others: see `RegularisedSettings` and `FamilySettings`.
 
     Returns:
       The family; its `least` and `solution` are None.
 
     Raises:
-      ValueError, TypeError: for arguments that cannot be.
+      ValueError, TypeError: if an argument is invalid.
 
     Example:
       >>> import bilevax.testing
@@ -161,11 +151,7 @@ def logistic_blocks(
       >>> family.lower_solution(family.x0).shape
       (3, 4)
     """
-    settings = Settings(
-        m=m, d_x=d_x, d_y=d_y, rows=rows, noise=noise, conditioning=conditioning, coupling=coupling,
-        seed=seed, dtype=dtype,
-    )  # fmt: skip
-    settings.narrow()
+    m, d_x, d_y = settings.m, settings.d_x, settings.d_y
     draw, cast, seen = Draws(settings), settings.cast, 2 * d_y
     teachers = draw.normal(d_y)
 
@@ -179,7 +165,7 @@ def logistic_blocks(
     problem = Problem(
         upper,
         lower,
-        cast(np.full(m, coupling)),
+        cast(np.full(m, settings.coupling)),
         settings.per_block(signed=validation),
         settings.per_block(signed=training),
     )

@@ -15,7 +15,7 @@ def margins(signed: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def sigmoid(signed: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """σ of −label · score, of every observation."""
+    """1/(1 + exp(label · score)) of every observation."""
     return 0.5 * (1 + np.tanh(0.5 * margins(signed, y)))
 
 
@@ -25,7 +25,7 @@ def losses(signed: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def slopes(signed: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Its gradient."""
+    """The gradient of each block's mean loss."""
     p, flat = sigmoid(signed, y).reshape(len(y), 1, -1), signed.reshape(len(y), -1, y.shape[1])
     return (p @ flat)[:, 0] / flat.shape[1]
 
@@ -37,14 +37,14 @@ def mean_gram(signed: np.ndarray) -> np.ndarray:
 
 
 def row_curvature(signed: np.ndarray) -> np.ndarray:
-    """The most a row's loss can curve."""
+    """A bound on the curvature of each row's loss."""
     return np.linalg.norm(signed, 2, axis=(-2, -1)) ** 2 / (4 * signed.shape[2])
 
 
 def row_noise(signed: np.ndarray, size: float) -> tuple[float, float]:
-    """Bounds of the standard deviations of a row's gradient and Hessian, for ‖y‖ ≤ size.
+    """Bounds on the standard deviations of a row's gradient and Hessian, for ‖y‖ ≤ size.
 
-    A variance is at most the mean square distance from the row of mean features a: per observation the
+    A variance is at most the mean square distance from a row with the mean features a. Per observation the
     gradient differs by ‖δ‖ (1 + ‖a‖ size/4), the Hessian by ‖δ‖ ((‖a + δ‖ + ‖a‖)/4 + ‖a‖² size/(6√3)).
     """
     middle = signed.mean(1, keepdims=True)

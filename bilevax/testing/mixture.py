@@ -1,9 +1,8 @@
-"""One argmin and one mean level per block, which meet in f."""
+"""One argmin level and one mean level per block, coupled by f."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,12 +10,20 @@ from jax import Array
 
 from bilevax import Problem, argmin, mean
 from bilevax.testing import quadratic_upper
-from bilevax.testing.settings import Draws, Settings, number
+from bilevax.testing.draws import Draws
+from bilevax.testing.settings import takes_fields_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureSettings(quadratic_upper.QuadraticSettings):
+    """`QuadraticSettings` with a smaller d_y, the length of each of the two levels."""
+
+    d_y: int = 5
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Mixture(quadratic_upper.QuadraticUpper):
-    """The two levels stacked: A = diag(A_i, I). Bounds that are exact for one level may not be for two."""
+    """The two levels stacked: A = diag(A_i, I). Constants that are exact for one level may be bounds here."""
 
     def by_level(self, stacked: np.ndarray) -> dict[str, np.ndarray]:
         half = self.settings.d_y
@@ -41,20 +48,8 @@ def inner(x: Array, block: dict[str, Array], batch: dict[str, Array]) -> Array:
     return quadratic_upper.inner(x, {"B": block["mean_B"]}, seen)
 
 
-def mixture_blocks(
-    *,
-    m: int = 50,
-    d_x: int = 10,
-    d_y: int = 5,
-    rows: int = 100,
-    noise: float = 1.0,
-    conditioning: float = 3.0,
-    coupling: float = 1.0,
-    nonconvexity: float = 0.0,
-    ridge: float = 0.1,
-    seed: int = 0,
-    dtype: Any = np.float32,
-) -> Mixture:
+@takes_fields_of(MixtureSettings)
+def mixture_blocks(settings: MixtureSettings) -> Mixture:
     r"""Two named levels, "argmin" and "mean", each of length d_y, on the same lower rows.
 
     .. math::
@@ -64,18 +59,20 @@ def mixture_blocks(
             + (y_a - c_a)^\top K_i (y_b - c_b)
             + \tfrac{\rho}{2} \|x\|^2 + \kappa \sum_k \sin^2 x_k
 
-    with ‖K_i‖ = ½: each level's ∇_y f depends on the other level. The constants are those of the two levels
-    stacked; see `LinearBlocks` and `QuadraticUpper`.
+    with ‖K_i‖ = ½, so that ∇_y f of each level depends on the other level. The constants are those of the
+    stacked levels; see `LinearBlocks` and `QuadraticUpper`.
 
     Args:
-      conditioning: the eigenvalues of each A_i are evenly spread over [1, conditioning].
-      m, d_x, d_y, rows, noise, coupling, nonconvexity, ridge, seed, dtype: as in `quadratic_blocks`.
+      noise: standard deviation of b, d and c; h and e lie within 1 ± noise/(1 + noise) and have mean 1.
+      conditioning: the eigenvalues of each A_i are evenly spaced on [1, conditioning].
+      coupling: the order of magnitude of ‖B_i‖ and ‖C_i‖.
+      others: see `MixtureSettings`, `QuadraticSettings` and `FamilySettings`.
 
     Returns:
       The family; y0, `lower_solution` and `inverse_solution` are dicts.
 
     Raises:
-      ValueError, TypeError: for arguments that cannot be.
+      ValueError, TypeError: if an argument is invalid.
 
     Example:
       >>> import bilevax.testing
@@ -83,26 +80,18 @@ def mixture_blocks(
       >>> sorted(family.lower_solution(family.x0))
       ['argmin', 'mean']
     """
-    settings = Settings(
-        m=m, d_x=d_x, d_y=d_y, rows=rows, noise=noise, conditioning=conditioning, coupling=coupling,
-        seed=seed, dtype=dtype,
-    )  # fmt: skip
+    m, d_x, d_y = settings.m, settings.d_x, settings.d_y
     draw, cast, one, none = Draws(settings), settings.cast, np.eye(d_y), np.zeros((m, d_y, d_y))
     curved, K = draw.positive_definite(d_y), 0.5 * draw.orthonormal(d_y, d_y)
-    B = coupling * draw.normal(2 * d_y, d_x) / d_x**0.5
+    B = settings.coupling * draw.normal(2 * d_y, d_x) / d_x**0.5
     shifts = draw.normal(1, 2 * d_y) + draw.deviations(2 * d_y)
     targets = draw.normal(1, 2 * d_y) + draw.deviations(2 * d_y)
     h, e = draw.factors(), draw.factors()
     W = np.block([[none + one, K], [K.transpose(0, 2, 1), none + one]])
-    arrays = {
-        "A": curved, "W": W, "argmin_B": B[:, :d_y], "mean_B": B[:, d_y:],
-        "ridge": np.full(m, number("ridge", ridge, 0)),
-        "nonconvexity": np.full(m, number("nonconvexity", nonconvexity, 0)),
-    }  # fmt: skip
     problem = Problem(
         upper,
         {"argmin": argmin(lower), "mean": mean(inner)},
-        {name: cast(array) for name, array in arrays.items()},
+        settings.block_constants(A=curved, W=W, argmin_B=B[:, :d_y], mean_B=B[:, d_y:]),
         settings.per_block(target=targets),
         settings.per_block(
             hessian_factor=h, jacobian_factor=e, argmin_shift=shifts[..., :d_y], mean_shift=shifts[..., d_y:]
@@ -112,5 +101,5 @@ def mixture_blocks(
         settings=settings, problem=problem, x0=cast(np.ones(d_x)),
         y0={"argmin": cast(np.zeros((m, d_y))), "mean": None},
         A=np.block([[curved, none], [none, none + one]]), B=B, W=W, hessian_factors=h, jacobian_factors=e,
-        shifts=shifts, targets=targets, ridge=ridge, nonconvexity=nonconvexity,
+        shifts=shifts, targets=targets,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Linear blocks under a quadratic f: F is quadratic, and its minimum a linear system."""
+"""Linear blocks under a quadratic f: F is quadratic, and its minimiser solves a linear system."""
 
 from __future__ import annotations
 
@@ -10,36 +10,61 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bilevax.testing.family import times
+from bilevax import checks
+from bilevax.testing.block_algebra import largest, longest, scatter, times
 from bilevax.testing.linear import LinearBlocks
-from bilevax.testing.settings import largest, longest, scatter
+from bilevax.testing.settings import FamilySettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuadraticSettings(FamilySettings):
+    """Settings of families whose f is quadratic, up to waves.
+
+    Attributes:
+      nonconvexity: κ, the height of the waves. F is non-convex if κ exceeds about a quarter of the μ of
+        κ = 0. The minimum is known only for κ = 0.
+      ridge: ρ.
+    """
+
+    nonconvexity: float = 0.0
+    ridge: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.number("nonconvexity", self.nonconvexity, 0)
+        checks.number("ridge", self.ridge, 0)
+
+    def block_constants(self, **arrays: np.ndarray) -> dict[str, np.ndarray]:
+        """The arrays, ρ and κ as `Problem.blocks`."""
+        whole = {name: np.full(self.m, getattr(self, name)) for name in ("ridge", "nonconvexity")}
+        return {name: self.cast(array) for name, array in (arrays | whole).items()}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class QuadraticUpper(LinearBlocks):
-    r"""Linear blocks with, over rows c,
+    r"""Linear blocks under an upper function that is, over rows c,
 
     .. math::
         f_i = \text{mean of } \tfrac12 (y-c)^\top W_i (y-c) + \tfrac{\rho}{2} \|x\|^2
             + \kappa \sum_k \sin^2 x_k
 
-    κ is the non-convexity. At κ = 0 the solution, min F, μ and L_F are exact. For κ > 0 the minimum is not
-    known (`solution` and `least` are None); Δ, μ and L_F are bounds, and μ is None unless F is still
-    strongly convex. L_fx and L_fy are exact; C_fx and C_fy are bounds (exact at κ = 0 and W = I).
+    κ is the non-convexity. For κ = 0 the solution, min F, μ and L_F are exact. For κ > 0 the minimum is
+    unknown (`solution` and `least` are None); Δ, μ and L_F are bounds, and μ is None unless F is still
+    strongly convex. L_fx and L_fy are exact; C_fx and C_fy are bounds (exact for κ = 0 and W = I).
     """
 
+    settings: QuadraticSettings
     W: np.ndarray
     targets: np.ndarray
-    ridge: float
-    nonconvexity: float
 
     def upper_values(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         errors = y - self.mean_targets
         fit = 0.5 * np.sum(times(self.W, errors) * errors, -1)
-        return self.floors + fit + 0.5 * self.ridge * x @ x + self.nonconvexity * np.sum(np.sin(x) ** 2)
+        waves = self.settings.nonconvexity * np.sum(np.sin(x) ** 2)
+        return self.floors + fit + 0.5 * self.settings.ridge * x @ x + waves
 
     def upper_slopes(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        f_x = self.ridge * x + self.nonconvexity * np.sin(2 * x)
+        f_x = self.settings.ridge * x + self.settings.nonconvexity * np.sin(2 * x)
         return np.tile(f_x, (len(y), 1)), times(self.W, y - self.mean_targets)
 
     @cached_property
@@ -49,38 +74,39 @@ class QuadraticUpper(LinearBlocks):
 
     @cached_property
     def floors(self) -> np.ndarray:
-        """What the scatter of the targets adds to f_i, (m,): ½ mean of (c − c̄)ᵀ W (c − c̄)."""
+        """The part of f_i due to the scatter of the targets, (m,): ½ mean of (c − c̄)ᵀ W (c − c̄)."""
         deviations = self.targets - self.mean_targets[:, None]
         return 0.5 * np.sum((deviations @ self.W) * deviations, -1).mean(1)
 
     @cached_property
     def curvature(self) -> np.ndarray:
-        """∇²F at κ = 0."""
+        """∇²F for κ = 0."""
         fit = (self.slopes.transpose(0, 2, 1) @ self.W @ self.slopes).mean(0)
-        return fit + self.ridge * np.eye(len(fit))
+        return fit + self.settings.ridge * np.eye(len(fit))
 
     @cached_property
     def convex_solution(self) -> np.ndarray:
-        """The minimiser at κ = 0, where sin² and its gradient at zero vanish."""
+        """The minimiser for κ = 0. ∇F(0) is the same for every κ: the gradient of sin² is zero there."""
         return np.linalg.solve(self.curvature, -self.gradient(np.zeros(self.settings.d_x)))
 
     @cached_property
     def solution(self) -> np.ndarray | None:
-        return self.convex_solution if self.nonconvexity == 0 else None
+        return self.convex_solution if self.settings.nonconvexity == 0 else None
 
     @cached_property
     def least(self) -> float | None:
         return None if self.solution is None else self.value(self.solution)
 
     def upper_constants(self) -> dict[str, Any]:
-        where, metric, bend = self.region, largest(self.W), 2 * self.nonconvexity
+        ridge, nonconvexity = self.settings.ridge, self.settings.nonconvexity
+        where, metric, bend = self.region, largest(self.W), 2 * nonconvexity
         eigenvalues = np.linalg.eigvalsh(self.curvature)
-        waves = self.nonconvexity * np.sum(np.sin(self.convex_solution) ** 2)
+        waves = nonconvexity * np.sum(np.sin(self.convex_solution) ** 2)
         convexity = 2 * (float(eigenvalues[0]) - bend)
         return {
-            "upper_x_lipschitz": self.ridge + bend,
+            "upper_x_lipschitz": ridge + bend,
             "upper_y_lipschitz": metric,
-            "upper_x_bound": self.ridge * where.x_radius + self.nonconvexity * self.settings.d_x**0.5,
+            "upper_x_bound": ridge * where.x_radius + nonconvexity * self.settings.d_x**0.5,
             "upper_y_bound": metric * (where.y_radius + longest(self.mean_targets)),
             "noise": metric * scatter(self.targets),
             "upper_smoothness": float(eigenvalues[-1]) + bend,

@@ -11,25 +11,38 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from bilevax.testing.block_algebra import longest
 from bilevax.testing.family import Family, Region
-from bilevax.testing.settings import longest
+from bilevax.testing.settings import FamilySettings, check_narrow
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegularisedSettings(FamilySettings):
+    """Settings of families that learn strengths of regularisation; they need d_x ≤ d_y."""
+
+    d_x: int = 5
+    noise: float = 0.3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_narrow(self)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RegularisedBlocks(Family):
     r"""Blocks with the penalty ½ Σ_j exp(ω x_{j mod d_x}) y_j², where ω is the coupling.
 
-    Coordinates of y share a strength if they agree modulo d_x. On ‖x‖ ≤ R the penalty's curvature lies
-    between exp(−ωR) and exp(ωR), both attained only if x points along one axis.
+    Entries of y share a strength if their indices are equal modulo d_x. On ‖x‖ ≤ R the penalty's curvature
+    lies between exp(−ωR) and exp(ωR), which are attained only if x points along one axis.
     """
 
     @property
     def groups(self) -> np.ndarray:
-        """Which x belongs to each coordinate of y."""
+        """The index of the entry of x that each entry of y uses."""
         return np.arange(self.settings.d_y) % self.settings.d_x
 
     def strengths(self, x: np.ndarray) -> np.ndarray:
-        """exp(ω x) of each coordinate of y."""
+        """exp(ω x) for each entry of y."""
         return np.exp(self.settings.coupling * x)[self.groups]
 
     def negative_jacobian(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -53,7 +66,7 @@ class RegularisedBlocks(Family):
         return Region(radius, 1 + self.solution_bound(math.exp(self.settings.coupling * radius)))
 
     def penalty_constants(self) -> tuple[float, float, float]:
-        """Bounds of C_gxy, L_gxy, and of the Lipschitz constant in x of ∇²_yy g."""
+        """Bounds on C_gxy, L_gxy, and the Lipschitz constant of ∇²_yy g in x."""
         slope = self.settings.coupling * self.strongest
         size = self.region.y_radius
         return slope * size, slope * math.hypot(self.settings.coupling * size, 1), slope

@@ -1,4 +1,4 @@
-"""Ridge regressions whose strengths of regularisation are learnt on validation rows."""
+"""Ridge regressions; their strengths of regularisation are learnt on validation rows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import numpy as np
 from jax import Array
 
 from bilevax import Problem
-from bilevax.testing.family import solve, times
-from bilevax.testing.regularised import RegularisedBlocks, penalty
-from bilevax.testing.settings import Draws, Settings, largest, longest, scatter
+from bilevax.testing.block_algebra import largest, longest, scatter, solve, times
+from bilevax.testing.draws import Draws
+from bilevax.testing.regularised import RegularisedBlocks, RegularisedSettings, penalty
+from bilevax.testing.settings import takes_fields_of
 from bilevax.theory import Constants
 
 
@@ -22,7 +23,7 @@ from bilevax.theory import Constants
 class RidgeBlocks(RegularisedBlocks):
     """Ridge regressions with a known best x. Made by `ridge_blocks`.
 
-    Exact: x*, min F, Δ, L_fx = C_fx = 0, L_fy. All others are bounds on the region.
+    Exact: x*, min F, Δ, L_fx = C_fx = 0, L_fy. All other constants are bounds on the region.
     """
 
     training: tuple[np.ndarray, np.ndarray]  # features (m, rows, d_y, d_y) and labels (m, rows, d_y)
@@ -128,39 +129,29 @@ def lower(x: Array, y: Array, block: Array, batch: dict[str, Array]) -> Array:
     return squares(y, batch) + penalty(x, y, block)
 
 
-def ridge_blocks(
-    *,
-    m: int = 50,
-    d_x: int = 5,
-    d_y: int = 10,
-    rows: int = 100,
-    noise: float = 0.3,
-    conditioning: float = 3.0,
-    coupling: float = 1.0,
-    seed: int = 0,
-    dtype: Any = np.float32,
-) -> RidgeBlocks:
-    r"""Ridge regressions with learnt strengths; y_i(x) in closed form, F not convex.
+@takes_fields_of(RegularisedSettings)
+def ridge_blocks(settings: RegularisedSettings) -> RidgeBlocks:
+    r"""Ridge regressions with learnt strengths of regularisation; y_i(x) is in closed form, F non-convex.
 
     .. math::
         g_i &= \text{mean of } \tfrac12 \|A y - b\|^2 + \tfrac12 \sum_j e^{\omega x_{j \bmod d_x}} y_j^2 \\
         f_i &= \text{mean of } \tfrac12 \|C y - d\|^2
 
-    over training rows (A, b) and validation rows (C, d). A row holds d_y observations, so that equal rows
-    determine y. Validation labels are C y_i(x*) + r with r orthogonal to all of C: y_i(x*) minimises f_i, so
-    x* minimises F, and min F = ½ mean ‖r‖² is known.
+    over training rows (A, b) and validation rows (C, d). A row holds d_y observations, so that y is
+    determined even if all rows are equal. Validation labels are C y_i(x*) + r with r orthogonal to the range
+    of C. So y_i(x*) minimises f_i, x* minimises F, and min F = ½ mean ‖r‖² is known.
 
     Args:
       noise: standard deviation of features (times d_y^(-1/2)) and labels about those of the block.
-      conditioning: of the noise-free AᵀA and CᵀC, with eigenvalues from 1 on.
-      coupling: ω.
-      m, d_x, d_y, rows, seed, dtype: as in `quadratic_blocks`, with d_x ≤ d_y.
+      conditioning: of the noise-free AᵀA and CᵀC, whose smallest eigenvalue is 1.
+      coupling: ω, positive.
+      others: see `RegularisedSettings` and `FamilySettings`.
 
     Returns:
       The family.
 
     Raises:
-      ValueError, TypeError: for arguments that cannot be.
+      ValueError, TypeError: if an argument is invalid.
 
     Example:
       >>> import bilevax.testing
@@ -168,13 +159,9 @@ def ridge_blocks(
       >>> family.value(family.x0) > family.least
       True
     """
-    settings = Settings(
-        m=m, d_x=d_x, d_y=d_y, rows=rows, noise=noise, conditioning=conditioning, coupling=coupling,
-        seed=seed, dtype=dtype,
-    )  # fmt: skip
-    settings.narrow()
+    m, d_x, d_y, coupling = settings.m, settings.d_x, settings.d_y, settings.coupling
     if coupling == 0:
-        raise ValueError("coupling must be positive in this family: F would be constant, got 0")
+        raise ValueError("coupling must be positive in this family, got 0: F would be constant")
     draw, cast = Draws(settings), settings.cast
     teachers, optimum = draw.normal(d_y), draw.means.normal(size=d_x) / d_x**0.5
     A, C = (draw.design(d_y, d_y)[:, None] + draw.deviations(d_y, d_y) / d_y**0.5 for _ in range(2))
@@ -183,7 +170,7 @@ def ridge_blocks(
     matrix, right = gram(A).mean(1), moment(*training).mean(1)
     best = solve(matrix + np.diag(np.exp(coupling * optimum)[np.arange(d_y) % d_x]), right)
     rest = draw.deviations(d_y)
-    for _ in range(2):  # twice, as one projection leaves a rounding error
+    for _ in range(2):  # one projection leaves a rounding error
         rest = rest - predict(C, solve(gram(C).sum(1), moment(C, rest).sum(1)))
     validation = C, predict(C, best) + rest
     problem = Problem(

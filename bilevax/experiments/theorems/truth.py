@@ -47,8 +47,8 @@ class Truth(eqx.Module):
             "bases": family.bases,
             "curvature": family.curvature,
             "constant": family.gradient(np.zeros(family.settings.d_x)),
-            "ridge": family.ridge,
-            "nonconvexity": family.nonconvexity,
+            "ridge": family.settings.ridge,
+            "nonconvexity": family.settings.nonconvexity,
         }
         return Truth(**{name: jnp.asarray(family.settings.cast(array)) for name, array in arrays.items()})
 
@@ -99,7 +99,7 @@ class Gap(eqx.Module):
         arrays: dict[str, Any] = {
             "optimum": family.optimum,
             "weight": family.mean_weight,
-            "nonconvexity": family.nonconvexity,
+            "nonconvexity": family.settings.nonconvexity,
         }
         return Gap(**{name: jnp.asarray(family.settings.cast(array)) for name, array in arrays.items()})
 
