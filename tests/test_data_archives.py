@@ -1,5 +1,6 @@
 """Archives: good ones unpack, and bad members neither leave their folder nor fill the disk."""
 
+import gzip
 import io
 import os
 import stat
@@ -7,6 +8,7 @@ import tarfile
 import zipfile
 
 import pytest
+from deadline import deadline
 
 from bilevax.data import DataError
 from bilevax.data.archives import open_archive, open_member, safe_extract
@@ -149,6 +151,57 @@ def test_folders_are_made_and_a_file_in_the_way_is_refused(tmp_path):
     with pytest.raises(DataError, match="cannot be unpacked"):
         safe_extract(clash, tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def header(name, size, kind=tarfile.REGTYPE):
+    """A block of a tar archive, of a size that tarfile would not write."""
+    info = tarfile.TarInfo(name)
+    info.type = kind
+    block = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    block[124:136] = size.to_bytes(12, "big", signed=True) if size < 0 else b"%011o\0" % size
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+LONG_NAME, PAX = b"L", b"x"
+END = header("good", 0) + bytes(1024)
+HOSTILE_TARS = {
+    "a negative size": header("a", -512) + END,
+    "a negative size that leads back": header("a", 0) + header("b", -1024) + END,
+    "a negative size of a folder": header("a", 0) + header("b", -1024, tarfile.DIRTYPE) + END,
+    "a negative size of a name": header("a", -512, LONG_NAME) + END,
+    "a negative size of a header": header("a", -512, PAX) + END,
+    "a name of 50 MB": header("a", 50_000_000, LONG_NAME) + b"x" * 50_000_176 + END,
+    "a header that takes quadratic time": header("a", 1 << 20, PAX) + b"1" * (1 << 20) + END,
+    "a small one that does": header("a", 1 << 14, PAX) + b"1" * (1 << 14) + END,
+    "3,000 names of one member": (header("a", 4, LONG_NAME) + b"abc".ljust(512, b"\0")) * 3000 + END,
+    "a size in a header": header("a", 16, PAX) + b"16 size=-100000\n".ljust(512, b"\0") + END,
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("case", HOSTILE_TARS)
+def test_hostile_tar_is_rejected_at_once(tmp_path, case, packed):
+    path = tmp_path / "bad.tar"
+    path.write_bytes(gzip.compress(HOSTILE_TARS[case]) if packed else HOSTILE_TARS[case])
+    with deadline(), pytest.raises(DataError):
+        safe_extract(path, tmp_path / "out", ratio_limit=1e9)
+    assert os.listdir(tmp_path) == ["bad.tar"]
+
+
+def test_long_names_are_unpacked(tmp_path):
+    name = "/".join(["folder" * 20] * 20)
+    path = make_tar(tmp_path / "good.tar.gz", [(name, b"1"), ("1" * 200, b"2")])
+    assert [file.read_bytes() for file in safe_extract(path, tmp_path / "out")] == [b"1", b"2"]
+
+
+def test_names_in_messages_hold_no_control_characters(tmp_path):
+    path = make_zip(tmp_path / "bad.zip", [("../\x1b[2J" + "x" * 1000, b"")])
+    with pytest.raises(DataError, match="would leave the folder") as caught:
+        safe_extract(path, tmp_path / "out")
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500
 
 
 def test_listing_a_packed_tar_does_not_unpack_more_than_the_limit(tmp_path):

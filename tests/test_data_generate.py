@@ -102,16 +102,24 @@ BAD = {
     "too few ratings": ((5, 9, 8), {}, "ratings must be at least users and items"),
     "too many ratings": ((5, 9, 46), {}, "at most users · items, got 46"),
     "a negative skew": ((5, 5, 10), {"skew": -1}, "skew must be a number from 0 to 10, got -1"),
+    "a word as skew": ((5, 5, 10), {"skew": "high"}, "skew must be a number from 0 to 10"),
+    "a skew that underflows": ((5, 5, 10), {"skew": 400}, "skew must be a number from 0 to 10, got 400"),
+    "users that 32 bits do not hold": ((2**31, 5, 2**31), {}, "users must be a whole number from 1 to"),
+    "a number as grades": ((5, 5, 10), {"grades": 5}, "grades must be the lowest"),
+    "two grades": ((5, 5, 10), {"grades": (1, 5)}, "grades must be the lowest"),
+    "grades of a named shape": (("like-ml-1m",), {"grades": (5, 1, 1)}, "grades must be the lowest"),
+    "a step above the range": ((5, 5, 10), {"grades": (1, 2, 3)}, "grades must be the lowest"),
+    "a word as seed": ((5, 5, 10), {"seed": "x"}, "seed must be a whole number from 0, got 'x'"),
     "rank 0": ((5, 5, 10), {"rank": 0}, "rank must be a whole number from 1, got 0"),
     "grades": ((5, 5, 10), {"grades": (5, 1, 1)}, "grades must be the lowest"),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_numbers_that_do_not_go_together_are_refused(case):
+def test_invalid_arguments_are_refused(case):
     shape, options, message = BAD[case]
     with pytest.raises(ValueError, match=message):
-        generate.interactions(*shape, seed=0, **options)
+        generate.interactions(*shape, **({"seed": 0} | options))
 
 
 def test_grades_are_those_asked_for():

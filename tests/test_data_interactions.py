@@ -6,7 +6,15 @@ import zipfile
 import numpy as np
 import pytest
 
-from bilevax.data import DataError, load_interactions, make_interactions, split_last, split_ratio, split_time
+from bilevax.data import (
+    DataError,
+    UserRows,
+    load_interactions,
+    make_interactions,
+    split_last,
+    split_ratio,
+    split_time,
+)
 
 # user, item, rating, time; ids with holes
 ROWS = [(7, 300, 4, 50), (2, 300, 5, 10), (7, 12, 1, 20), (2, 12, 3, 11), (7, 44, 2, 20)]
@@ -247,6 +255,14 @@ MALFORMED = {
     ),
     "fractions as times": (dict(user=[1], item=[1], time=[0.5]), "whole numbers as times"),
     "words as ratings": (dict(user=[1], item=[1], rating=["good"]), "needs numbers as ratings"),
+    "times of 64 bits": (
+        dict(user=[1], item=[1], time=np.array([2**63], np.uint64)),
+        "has the time 9223372036854775808, expected less than 2.63",
+    ),
+    "lists of different lengths": (dict(user=[[1], [1, 2]], item=[1, 2]), "needs a column .* as user"),
+    "numbers of any size": (dict(user=[2**70], item=[1]), "as user ids, got object"),
+    "a huge rating": (dict(user=[1], item=[1], rating=[1e300]), "got the rating inf"),
+    "a NUL at the end": (dict(user=np.array(["a\0"], object), item=[1]), "ends in a NUL character"),
 }
 
 
@@ -255,6 +271,42 @@ def test_malformed_columns_are_refused(case):
     columns, message = MALFORMED[case]
     with pytest.raises(DataError, match=message):
         make_interactions(**columns)
+
+
+@pytest.mark.parametrize("ids", [[2**31, 2**32, 2**31 - 1], [2**62, -(2**63), 2**31], [2**40, 2**40 + 1, 0]])
+def test_ids_above_32_bits_do_not_wrap(ids):
+    table = make_interactions(ids, ids)
+    assert table.user_ids[table.user].tolist() == ids
+    assert table.item_ids[table.item].tolist() == ids
+    assert table.at_least(1).item_ids.tolist() == sorted(ids)
+
+
+def rows_with(**changes):
+    arrays = {"offsets": [0, 2, 3], "item": [0, 1, 1], "rating": [1, 1, 1], "time": [0, 0, 0]}
+    return UserRows(**{name: np.array(values) for name, values in (arrays | changes).items()}, items=2)
+
+
+BAD_ROWS = {
+    "offsets that wrap": ({"offsets": [0, 2, 2**32 + 3]}, "needs offsets that ascend from 0 to the 3"),
+    "descending offsets": ({"offsets": np.array([0, 4, 3], np.uint64)}, "needs offsets that ascend"),
+    "offsets from 1": ({"offsets": [1, 2, 3]}, "needs offsets that ascend from 0"),
+    "no offsets": ({"offsets": np.zeros(0, int)}, "needs offsets that ascend from 0"),
+    "offsets of another kind": ({"offsets": [0.0, 2.0, 3.0]}, "needs offsets that ascend"),
+    "an item that wraps": (
+        {"item": [0, 1, 2**32]},
+        "codes of items from 0 to 1, got 0 to 4,294,967,296",
+    ),
+    "a negative item": ({"item": [0, 1, -1]}, "needs codes of items from 0 to 1, got -1 to 1"),
+    "too few times": ({"time": [0, 0]}, "needs 3 codes of items, ratings and times"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ROWS)
+def test_rows_that_do_not_fit_together_are_rejected(case):
+    changes, message = BAD_ROWS[case]
+    assert rows_with().counts.tolist() == [2, 1]
+    with pytest.raises(DataError, match=message):
+        rows_with(**changes)
 
 
 def random_table(seed=0, users=40, items=60, count=800):
@@ -373,6 +425,11 @@ EMPTY = {
     "a negative number": (lambda t: split_last(t, -1), ValueError, "k_dev must be a whole number from 0"),
     "an unknown choice": (lambda t: split_last(t, short="drop"), ValueError, "short must be"),
     "another choice": (lambda t: split_time(t, 1, 2, cold="no"), ValueError, "cold must be"),
+    "a word as number": (lambda t: split_last(t, "5"), ValueError, "k_dev must be a whole number from 0"),
+    "a word as moment": (lambda t: split_time(t, "2005", 3), ValueError, "dev_from must be a number"),
+    "a word as fraction": (lambda t: split_ratio(t, "0.1"), ValueError, "dev must be a number from 0 to 1"),
+    "a negative seed": (lambda t: split_ratio(t, seed=-1), ValueError, "seed must be a whole number from 0"),
+    "a word as count": (lambda t: t.at_least("5"), ValueError, "count must be a whole number from 0"),
     "a fraction of 2": (lambda t: split_ratio(t, 2), ValueError, "dev must be a number from 0 to 1"),
 }
 

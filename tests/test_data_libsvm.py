@@ -121,6 +121,24 @@ def test_missing_file_folder_and_bad_width_are_refused(tmp_path):
         read_libsvm(tmp_path, width=0)
 
 
+@pytest.mark.parametrize("width", [2**31, 2**32 + 5, 2**64, -1, True, 1.5, "8"])
+def test_width_that_32_bits_do_not_hold_is_rejected(tmp_path, width):
+    # An index of 3,000,000,000 would wrap to a negative one.
+    path = write(tmp_path, b"1 3000000000:1\n")
+    with pytest.raises(ValueError, match="width must be a whole number from 1 to 2147483647"):
+        read_libsvm(path, width=width)
+    with pytest.raises(DataError, match="got index 3000000000, expected at most 2147483647"):
+        read_libsvm(path)
+
+
+def test_largest_index_is_kept(tmp_path):
+    path = write(tmp_path, b"1 2147483647:1\n")
+    for width in (None, 2**31 - 1, np.int64(2**31 - 1)):
+        rows, _ = read_libsvm(path, width=width)
+        assert rows.shape == (1, 2**31 - 1)
+        assert rows.indices.tolist() == [2**31 - 2]
+
+
 @real_data
 @pytest.mark.parametrize(
     ("name", "rows", "tests", "width"), [("a8a", 22_696, 9_865, 123), ("w8a", 49_749, 14_951, 300)]

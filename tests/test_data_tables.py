@@ -57,6 +57,9 @@ BAD = {
     ),
     "two users": ("user,uid,item\n1,2,3\n", "has several columns that may be the user"),
     "a name twice": ("user,item,user\n1,2,3\n", "line 1: expected different names"),
+    "a quoted name twice": ('user,item,"user"\n1,2,3\n', "line 1: expected different names"),
+    "a name in two cases": ("user,item,User\n1,2,3\n", "has several columns that may be the user"),
+    "a huge header": ("user,item," + "x" * 200_000 + "\n1,2,3\n", "is not a table: field larger than"),
     "a short row": (
         "user,item,rating\n1,2,3\n1,3\n",
         "line 3: expected (an entry|a finite number) as rating",
@@ -132,6 +135,134 @@ def test_parquet_holds_the_same_as_csv(tmp_path):
             load_text(tmp_path, bad, "bad.parquet")
 
 
+def write_parquet(folder, columns, **options):
+    """A parquet file with these columns, pairs of a name and an Arrow array."""
+    pyarrow = pytest.importorskip("pyarrow", reason="parquet needs pyarrow")
+    from pyarrow import parquet
+
+    path = folder / "table.parquet"
+    names, arrays = zip(*columns, strict=True)
+    parquet.write_table(pyarrow.Table.from_arrays(list(arrays), names=list(names)), path, **options)
+    return path
+
+
+def arrow(values, kind=None):
+    pyarrow = pytest.importorskip("pyarrow", reason="parquet needs pyarrow")
+    return pyarrow.array(values, kind)
+
+
+@pytest.mark.parametrize("columns", [None, {"user": "user"}])
+def test_parquet_with_two_columns_of_a_name_is_rejected(tmp_path, columns):
+    path = write_parquet(tmp_path, [(name, arrow([1, 2])) for name in ("user", "item", "user")])
+    with pytest.raises(DataError, match="has several columns"):
+        load_interactions(path, columns=columns)
+
+
+ENCODINGS = ["dictionary", "PLAIN", "DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_size_limit_holds_for_strings_that_a_parquet_file_stores_once(tmp_path, encoding):
+    # Some kilobytes on disk, 100 MB in memory.
+    options = {"use_dictionary": encoding == "dictionary", "compression": "zstd", "store_schema": False}
+    if encoding != "dictionary":
+        options["column_encoding"] = {"user": encoding, "item": "PLAIN"}
+    columns = [("user", arrow(["x" * 100_000] * 1000)), ("item", arrow(range(1000)))]
+    path = write_parquet(tmp_path, columns, **options)
+    assert path.stat().st_size < 200_000
+    with pytest.raises(DataError, match="holds more than the limit of 1,000,000 bytes"):
+        load_interactions(path, size_limit=1_000_000)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_strings_of_a_parquet_file_are_read_in_any_encoding(tmp_path, encoding):
+    options = {"use_dictionary": encoding == "dictionary"}
+    if encoding != "dictionary":
+        options["column_encoding"] = {"user": encoding, "item": "PLAIN"}
+    names = [f"user {i % 7}" for i in range(1000)]
+    path = write_parquet(tmp_path, [("user", arrow(names)), ("item", arrow(range(1000)))], **options)
+    table = load_interactions(path)
+    assert table.user_ids[table.user].tolist() == names
+    assert table.item.tolist() == list(range(1000))
+
+
+def test_parquet_that_declares_too_many_rows_is_rejected_unread(tmp_path):
+    # A column of equal numbers takes a few bytes, however long it is.
+    zeros = arrow(np.zeros(1_000_000, np.int8))
+    path = write_parquet(tmp_path, [("user", zeros), ("item", zeros)])
+    assert path.stat().st_size < 10_000
+    with pytest.raises(DataError, match="holds more than the limit of 1,000,000 bytes"):
+        load_interactions(path, size_limit=1_000_000)
+
+
+def test_columns_that_are_not_needed_do_not_count(tmp_path):
+    columns = [("user", arrow([1, 2])), ("item", arrow([1, 2])), ("text", arrow(["x" * 100_000] * 2))]
+    path = write_parquet(tmp_path, columns, compression="zstd")
+    assert len(load_interactions(path, size_limit=50_000)) == 2
+
+
+def test_index_of_a_frame_is_a_column_of_its_parquet_file(tmp_path):
+    pytest.importorskip("pyarrow", reason="parquet needs pyarrow")
+    frame().set_index("user").to_parquet(tmp_path / "table.parquet")
+    check_frame(load_interactions(tmp_path / "table.parquet"))
+
+
+def test_metadata_of_pandas_in_a_parquet_file_are_not_parsed(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="parquet needs pyarrow")
+    from pyarrow import parquet
+
+    table = pyarrow.table({"user": [1, 2], "item": [1, 2]})
+    deep = table.replace_schema_metadata({"pandas": "[" * 100_000})
+    parquet.write_table(deep, tmp_path / "table.parquet")
+    assert len(load_interactions(tmp_path / "table.parquet")) == 2
+
+
+def odd_columns():
+    """Arrow arrays that no column should be."""
+    pyarrow = pytest.importorskip("pyarrow", reason="parquet needs pyarrow")
+    offsets = pyarrow.array([0, 1, 2], pyarrow.int32()).buffers()[1]
+    return {
+        "bytes": arrow([b"a", b"b"]),
+        "lists": arrow([[1], [2]]),
+        "structs": arrow([{"x": 1}, {"x": 2}]),
+        "maps": arrow([[(1, 2)], [(3, 4)]], pyarrow.map_(pyarrow.int64(), pyarrow.int64())),
+        "times of day": arrow([1, 2], pyarrow.time32("s")),
+        "nothing": pyarrow.nulls(2),
+        "no UTF-8": pyarrow.Array.from_buffers(
+            pyarrow.string(), 2, [None, offsets, pyarrow.py_buffer(b"\xff\xfe")]
+        ),
+        "words": arrow(["good", "bad"]),
+    }
+
+
+@pytest.mark.parametrize("role", ["user", "item", "rating", "time"])
+@pytest.mark.parametrize(
+    "kind", ["bytes", "lists", "structs", "maps", "times of day", "nothing", "no UTF-8", "words"]
+)
+def test_columns_of_any_other_type_are_data_errors(tmp_path, role, kind):
+    if kind == "words" and role in ("user", "item"):
+        return  # words are ids
+    columns = dict.fromkeys(("user", "item", "rating", "time"), arrow([1, 2]))
+    path = write_parquet(tmp_path, (columns | {role: odd_columns()[kind]}).items())
+    with pytest.raises(DataError):
+        load_interactions(path)
+
+
+@pytest.mark.parametrize("kind", ["timestamp", "duration"])
+def test_times_are_no_ratings(tmp_path, kind):
+    pyarrow = pytest.importorskip("pyarrow", reason="parquet needs pyarrow")
+    times = arrow([1, 2], getattr(pyarrow, kind)("s"))
+    path = write_parquet(tmp_path, [("user", arrow([1, 2])), ("item", arrow([1, 2])), ("rating", times)])
+    with pytest.raises(DataError, match="expected a finite number as rating in row 1"):
+        load_interactions(path)
+
+
+def test_ids_that_differ_in_a_nul_are_not_merged(tmp_path):
+    path = write_parquet(tmp_path, [("user", arrow(["a", "a\0"])), ("item", arrow([1, 1]))])
+    with pytest.raises(DataError, match=r"has the user id a\\x00, which ends in a NUL character"):
+        load_interactions(path)
+
+
 def load_frame(folder, monkeypatch, given):
     """What `load_interactions` makes of the frame that a parquet file holds."""
 
@@ -176,6 +307,12 @@ def test_bad_entries_of_typed_columns_are_refused(tmp_path, monkeypatch, column,
     bad[column] = values
     with pytest.raises(DataError, match=message):
         load_frame(tmp_path, monkeypatch, bad)
+
+
+def test_table_without_pandas_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match=r'tables need pandas: pip install "bilevax\[data\]"'):
+        load_text(tmp_path, "user,item\n1,2\n")
 
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path, monkeypatch):

@@ -58,8 +58,10 @@ class Archive:
             if count > count_limit:
                 raise DataError(f"has more than the limit of {count_limit:,} members", path=self.path)
             zipped = isinstance(entry, zipfile.ZipInfo)
-            name = entry.filename if zipped else entry.name
+            name, size = (entry.filename, entry.file_size) if zipped else (entry.name, entry.size)
             self._check_name(name)
+            if size < 0:
+                raise DataError(f"the member '{printable(name)}' has a negative size", path=self.path)
             kind = _zip_kind(entry) if zipped else _tar_kind(entry)
             if kind == "folder":
                 continue
@@ -68,9 +70,6 @@ class Archive:
                 raise DataError(problem, path=self.path)
             if name in files:
                 raise DataError(f"has the member '{printable(name)}' twice", path=self.path)
-            size = entry.file_size if zipped else entry.size
-            if size < 0:
-                raise DataError(f"the member '{printable(name)}' has a negative size", path=self.path)
             files[name] = Member(name, size, entry)
         return tuple(files.values())
 
