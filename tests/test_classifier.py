@@ -229,7 +229,7 @@ NOT_FINITE = np.full((60, 10), np.nan)
         ({"y": np.linspace(0, 1, 900)}, "Unknown label type"),
     ],
 )
-def test_bad_data_are_refused(changes, message):
+def test_bad_data_are_rejected(changes, message):
     given = bad(**changes)
     with pytest.raises(ValueError, match=message):
         ReweightedClassifier().fit(**given)
@@ -248,7 +248,7 @@ def test_bad_data_are_refused(changes, message):
         ("validation_fraction", 1.0),
     ],
 )
-def test_bad_settings_are_refused(setting, value):
+def test_bad_settings_are_rejected(setting, value):
     with pytest.raises(ValueError, match=setting):
         ReweightedClassifier(**{setting: value}).fit(**bad())
 

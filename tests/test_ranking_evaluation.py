@@ -1,4 +1,4 @@
-"""Metrics against other implementations, and what ties, NaN, groups and protocols do."""
+"""Metrics against other implementations; ties, NaN, groups and protocols."""
 
 import itertools
 
@@ -82,7 +82,7 @@ def test_the_other_metrics_are_those_of_a_plain_sort(scores):
             )
 
 
-def test_ties_count_against_us_as_the_worst_order_does():
+def test_ties_are_ranked_in_the_worst_order():
     train, test = split(seed=2)
     tied = jnp.asarray(np.random.default_rng(0).integers(0, 3, (USERS, ITEMS)), jnp.float32)
     found = evaluate(Given(), tied, hold_out(test, [train]), (4,))["ndcg@4"]
@@ -105,7 +105,7 @@ def test_the_order_of_least_dcg_is_the_one_with_gains_ascending():
     assert list(worst) == sorted(gains)
 
 
-def test_a_model_that_has_diverged_or_says_nothing_finds_nothing(scores):
+def test_a_diverged_or_constant_model_finds_nothing(scores):
     train, test = split()
     held = hold_out(test, [train])
     for x in (jnp.full_like(scores, jnp.nan), jnp.zeros_like(scores), jnp.full_like(scores, -jnp.inf)):
@@ -113,7 +113,7 @@ def test_a_model_that_has_diverged_or_says_nothing_finds_nothing(scores):
 
 
 @pytest.mark.parametrize("group", [1, 4, 9])
-def test_users_may_be_looked_at_in_groups_of_any_size(scores, group):
+def test_users_may_be_evaluated_in_groups_of_any_size(scores, group):
     train, test = split(empty=(2, 8))
     whole = evaluate(Given(), scores, hold_out(test, [train]), (5,))
     parts = evaluate(Given(), scores, hold_out(test, [train], group=group), (5,))
@@ -194,7 +194,7 @@ def test_neumf_is_a_product_part_and_a_perceptron_part():
     assert float(found) == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_bad_questions_are_refused(scores):
+def test_bad_questions_are_rejected(scores):
     train, test = split()
     held = hold_out(test, [train])
     with pytest.raises(ValueError, match=r"every cutoff must be between 1 and 30, got 31"):
@@ -209,7 +209,7 @@ def test_bad_questions_are_refused(scores):
 
 
 @pytest.mark.parametrize("sampled", [None, 4])
-def test_parts_of_the_same_users_are_scored_once_and_judged_alike(scores, sampled):
+def test_parts_of_the_same_users_are_scored_once_with_the_same_metrics(scores, sampled):
     train, test = split(held=4)
     dev = Ratings(test.offsets // 2, _halves(test, 0), _halves(test, 0, "values"), ITEMS)
     last = Ratings(test.offsets // 2, _halves(test, 1), _halves(test, 1, "values"), ITEMS)
@@ -235,7 +235,7 @@ def _halves(ratings, which, name="items"):
     return np.asarray(getattr(ratings, name)).reshape(USERS, 2, 2)[:, which].reshape(-1)
 
 
-def test_parts_of_other_users_are_refused(scores):
+def test_parts_of_other_users_are_rejected(scores):
     train, test = split()
     _, fewer = split(empty=(2,))
     with pytest.raises(ValueError, match="parts must hold out items of the same users"):

@@ -1,4 +1,4 @@
-"""Lists of a user's items: who is drawn, and that what they estimate is unbiased."""
+"""Lists of a user's items: which items are drawn, and that the estimates are unbiased."""
 
 import itertools
 
@@ -152,7 +152,7 @@ def test_a_user_that_has_rated_everything_counts_no_negatives():
         (([0, 0], [], [], 3), "vector of integers|at least one pair"),
     ],
 )
-def test_ratings_that_do_not_fit_are_refused(arguments, words):
+def test_ratings_that_do_not_fit_are_rejected(arguments, words):
     with pytest.raises(ValueError, match=words):
         Ratings(*arguments)
 

@@ -1,4 +1,4 @@
-"""Losses over lists: against rax, and what padding and order do to them."""
+"""Losses over lists: compared with rax; padding, order and evenness."""
 
 import dataclasses
 
@@ -139,7 +139,7 @@ def test_sl_at_k_weights_positives_by_the_threshold():
 
 @pytest.mark.parametrize(("evenness", "factor"), [(1.0, 1.0), (0.0, 2.0), (-1.0, 4.0), (-2.0, 8.0)])
 def test_users_weigh_by_their_evenness(evenness, factor):
-    """A user with four times the pairs weighs alike, or up to eight times as much."""
+    """A user with four times the pairs weighs the same, or up to eight times as much."""
     ratings = Ratings([0, 8, 10], [*range(8), 0, 1], np.full(10, 3.0), item_count=12)
     problem = make_list_problem(ratings, Same(), "softmax", positives=2, evenness=evenness)
 
@@ -151,7 +151,7 @@ def test_users_weigh_by_their_evenness(evenness, factor):
     assert of_user(0) == pytest.approx(factor * of_user(1), rel=1e-5)
 
 
-def test_bad_list_problems_are_refused():
+def test_bad_list_problems_are_rejected():
     ratings = Ratings([0, 2], [0, 1], [3.0, 4.0], item_count=5)
     with pytest.raises(ValueError, match=r"evenness must lie in \[-3.0, 1.0\], got 1.5"):
         make_list_problem(ratings, Same(), "softmax", evenness=1.5)

@@ -261,7 +261,7 @@ def test_fresh_means_differ_between_the_two_points_only_by_the_last_step():
     assert float(jnp.min(jnp.abs(now - stored))) > 1
 
 
-def test_bad_problems_are_refused():
+def test_bad_problems_are_rejected():
     data = ratings()
     with pytest.raises(ValueError, match="cutoff must be less than the number of items 9, got 9"):
         make_problem(data, Bilinear(), SmoothedNDCG(ITEMS))

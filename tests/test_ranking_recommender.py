@@ -1,8 +1,10 @@
 """The recommender, from a table to recommendations; and the training loop below it."""
 
+import ast
 import json
 import re
 import signal
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -103,7 +105,7 @@ def test_runs_side_by_side_are_the_runs_one_by_one(parts):
 
 @pytest.mark.parametrize("method", ["song", "softmax"])
 def test_what_is_measured_and_kept_is_an_average(parts, method):
-    """What the loops hand back is not the last iterate, and is what they have measured."""
+    """The loops return an average, not the last iterate, and measure what they return."""
     ratings, dev, _ = parts
     held, model = hold_out(dev, [ratings]), MF(40, 150, 4)
 
@@ -137,15 +139,15 @@ def test_what_is_measured_and_kept_is_an_average(parts, method):
         one([1.0, 2.0])
 
 
-def test_what_is_left_out_is_what_a_search_has_found():
+def test_default_settings_are_those_of_the_search():
     found = TopKRecommender("k-song", settings={"alpha": 0.5}).settings
     assert found == tuned("ml-1m", "k-song") | {"alpha": 0.5}
-    # The numbers belong to a form: with another surrogate or discount they mean something else.
+    # The settings belong to a surrogate and a discount: with others they mean something else.
     assert TopKRecommender("k-song", settings={"surrogate": "sigmoid"}).settings == {"surrogate": "sigmoid"}
 
 
 class Impatient:
-    """Interrupts a run at its so-many-th report of progress."""
+    """Interrupts a run at its n-th report of progress."""
 
     def __init__(self, at):
         self.left = at
@@ -162,7 +164,7 @@ class Impatient:
             signal.raise_signal(signal.SIGINT)
 
 
-def test_training_that_was_cut_short_goes_on_as_if_it_had_not_been(parts, tmp_path):
+def test_interrupted_training_resumes_with_the_same_bits(parts, tmp_path):
     pytest.importorskip("orbax.checkpoint")
     ratings, dev, _ = parts
 
@@ -257,14 +259,14 @@ def test_what_is_saved_is_what_is_loaded(fitted, tmp_path):
         TopKRecommender.load(tmp_path / "empty.npz")
 
 
-def test_numbers_of_numpy_can_be_trained_with_and_saved(table, tmp_path):
+def test_settings_may_be_numpy_numbers(table, tmp_path):
     numbers = SMALL | {"negatives": np.int64(12), "learning_rate": np.float32(0.02)}
     recommender = TopKRecommender("softmax", model="mf", width=2, epochs=1, held_out=0, settings=numbers)
     recommender.fit(table, progress=None).save(tmp_path / "a.npz")
     assert TopKRecommender.load(tmp_path / "a.npz").settings["negatives"] == 12
 
 
-def test_a_warm_up_has_numbers_of_its_own_and_its_share_of_the_time(parts):
+def test_a_warm_up_has_its_own_settings_and_counts_as_time(parts):
     ratings, model, plan = parts[0], MF(40, 150, 4), {"key": jax.random.key(1), "progress": None}
     settings = TrainingSettings(**SMALL)
     still = settings.replace(learning_rate=1e-9)
@@ -279,7 +281,7 @@ def test_a_warm_up_has_numbers_of_its_own_and_its_share_of_the_time(parts):
     assert cut.epoch == 0
 
 
-def test_the_warm_up_of_a_recommender_has_the_numbers_found_for_softmax(table, monkeypatch):
+def test_the_warm_up_of_a_recommender_has_the_tuned_settings_of_softmax(table, monkeypatch):
     seen = {}
 
     def watched(*arguments, **options):
@@ -292,6 +294,13 @@ def test_the_warm_up_of_a_recommender_has_the_numbers_found_for_softmax(table, m
     TopKRecommender("song", **plan).fit(table, progress=None)
     numbers = tuned("ml-1m", "softmax") | settings
     assert {name: getattr(seen["warm_settings"], name) for name in numbers} == numbers
+
+
+def test_the_example_of_the_docs_runs(capsys):
+    text = Path(__file__).parents[1].joinpath("docs", "ranking.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(compile(example, "docs/ranking.md", "exec"), {})
+    assert len(ast.literal_eval(capsys.readouterr().out)) == 3
 
 
 def test_strings_as_ids_and_tables_without_ratings():
@@ -363,12 +372,12 @@ def test_a_configuration_may_be_a_file(tmp_path):
         ({"settings": {"lr": 1.0}}, TypeError, r"settings must be among .* got \['lr'\]"),
     ],
 )
-def test_bad_arguments_are_refused_at_once(arguments, error, words):
+def test_bad_arguments_are_rejected_at_once(arguments, error, words):
     with pytest.raises(error, match=words):
         TopKRecommender(**arguments)
 
 
-def test_bad_questions_are_refused(fitted):
+def test_bad_questions_are_rejected(fitted):
     with pytest.raises(KeyError, match=r"user must be an id of the table.*got 4000, which the table"):
         fitted.recommend(4000)
     with pytest.raises(KeyError, match=r"user must be an id of the table.*got 'al'"):
@@ -386,7 +395,7 @@ def test_bad_questions_are_refused(fitted):
         TopKRecommender().recommend(0)
 
 
-def test_bad_tables_are_refused():
+def test_bad_tables_are_rejected():
     recommender = TopKRecommender("softmax", model="mf", epochs=1, held_out=2)
     with pytest.raises(DataError, match="repeat a pair"):
         recommender.fit({"user": [0, 0], "item": [1, 1]}, progress=None)
@@ -406,7 +415,7 @@ def test_bad_tables_are_refused():
         TopKRecommender("softmax", model="mf", epochs=1, held_out=5, watch="ndcg@2").fit(few, progress=None)
 
 
-def test_training_that_cannot_be_watched_is_refused(parts):
+def test_training_that_cannot_be_watched_is_rejected(parts):
     ratings, model = parts[0], MF(40, 150, 2)
     with pytest.raises(ValueError, match="patience needs dev"):
         train(ratings, model, key=jax.random.key(0), patience=3)

@@ -66,7 +66,7 @@ def test_wide_sparse_rows_are_never_made_dense():
     np.testing.assert_allclose(products(rows, y), np.asarray(wide.sum(1)).ravel(), rtol=1e-5)
 
 
-def test_rows_that_cannot_be_stored_are_refused(monkeypatch):
+def test_rows_that_cannot_be_stored_are_rejected(monkeypatch):
     monkeypatch.setattr("bilevax.applications.reweighting._DENSE", 1)
     monkeypatch.setattr("bilevax.applications.reweighting._PADDED", 10)
     with pytest.raises(ValueError, match="too many to store"):
@@ -88,7 +88,7 @@ def test_rows_that_cannot_be_stored_are_refused(monkeypatch):
         ({"X_clean": 1e5 + labelled()[2]}, "on the scale of X"),
     ],
 )
-def test_bad_input_is_refused(changes, message):
+def test_bad_input_is_rejected(changes, message):
     given = dict(zip(("X", "y", "X_clean", "y_clean"), labelled(), strict=True)) | changes
     with pytest.raises(ValueError, match=message):
         reweighting(**given)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bilevax.applications.classifier import ReweightedClassifier
 
 __all__ = ["ReweightedClassifier"]
 

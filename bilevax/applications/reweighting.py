@@ -94,7 +94,7 @@ def reweighting(
       >>> wrong = random.random(150) < 0.3
       >>> task = reweighting(X[:150], y[:150] ^ wrong, X[150:], y[150:], temperatures=4)
       >>> result = bx.minimize(
-      ...     task.problem, bx.BSVRBv2(upper_step=10.0), task.x0, task.y0, steps=500, batch_size=16,
+      ...     task.problem, task.x0, task.y0, solver=bx.BSVRBv2(upper_step=10.0), steps=500, batch_size=16,
       ...     key=jax.random.key(0), progress=None,
       ... )
       >>> weights = task.weights(result.x)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import bilevax as bx
 from bilevax.applications import interrupted
+from bilevax.applications.ranking import saved_values
 from bilevax.applications.ranking.array_file import load_arrays, read_file, save_arrays
 from bilevax.applications.ranking.fitted import Fitted, check_ids
 from bilevax.applications.ranking.held_out import hold_out
@@ -302,10 +302,10 @@ class TopKRecommender:
             raise ValueError(f"{path} must be a file that save() wrote, got one with {unknown}")
         try:
             model = recommender._make_model(len(arrays["user_ids"]), len(arrays["item_ids"]))
-            recommender._fitted = Fitted(model, _parameters(model, x), **arrays)
+            recommender._fitted = Fitted(model, saved_values.parameters(model, x), **arrays)
             recommender.outcome_ = bx.Outcome(note["outcome"])
-            recommender.best_epoch_ = _epoch(note["best_epoch"])
-            recommender.history_ = _history(note["history"])
+            recommender.best_epoch_ = saved_values.epoch(note["best_epoch"])
+            recommender.history_ = saved_values.history(note["history"])
         except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{path} does not hold a valid recommender: {error}") from error
         return recommender
@@ -362,33 +362,3 @@ def _arguments(recommender: TopKRecommender) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """A NumPy number as a Python number, which JSON can hold."""
     return value.item() if isinstance(value, np.generic) else value
-
-
-def _parameters(model: Any, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """The stored parameters of a model, in its own precision."""
-    expected = jax.eval_shape(model.start, jax.random.key(0))
-    shapes = {name: leaf.shape for name, leaf in expected.items()}
-    if {name: array.shape for name, array in arrays.items()} != shapes:
-        raise ValueError(
-            f"the parameters of {type(model).__name__} must have the shapes {shapes}, got others"
-        )
-    if not all(np.issubdtype(array.dtype, np.floating) for array in arrays.values()):
-        raise ValueError("the parameters must be floating arrays, got others")
-    return {name: jnp.asarray(arrays[name], leaf.dtype) for name, leaf in expected.items()}
-
-
-def _epoch(value: Any) -> float:
-    bx.checks.number("best_epoch", value, 0.0)
-    return float(value)
-
-
-def _history(entries: Any) -> bx.History:
-    """The stored history: a list of numbers by name."""
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ValueError("the history must be a list of entries, got something else")
-    for entry in entries:
-        for name, value in entry.items():
-            whole = isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
-            if not whole and not isinstance(value, float):
-                raise ValueError(f"the history must hold numbers, got {name} = {value!r}")
-    return bx.History(entries)
