@@ -69,14 +69,14 @@ def test_patience_and_the_best_iterate_survive(tmp_path):
 
 def test_only_the_latest_are_kept(tmp_path):
     run(checkpoint=tmp_path, save_every=40, keep=2)
-    assert sorted(int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()) == [160, 200]
+    assert saved_steps(tmp_path) == [160, 200]
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"solver": SOLVERS["BSVRBv1"]}, "solver.class is BSVRBv2 there and BSVRBv1 here"),
-        ({"solver": bx.BSVRBv2(upper_step=0.07)}, r"solver\..upper_step is 0.05 there and 0.07 here"),
+        ({"solver": bx.BSVRBv2(upper_step=0.07)}, r"solver.upper_step is 0.05 there and 0.07 here"),
         ({"blocks_per_step": 3}, "sampling is 2 of 6 blocks"),
         ({"key": jax.random.key(1)}, "key is"),
     ],
@@ -85,6 +85,10 @@ def test_a_checkpoint_of_another_run_is_refused_with_what_differs(change, words,
     run(steps=40, checkpoint=tmp_path)
     with pytest.raises(bx.CheckpointError, match=words):
         run(**change, checkpoint=tmp_path, resume=True)
+
+
+def saved_steps(folder):
+    return sorted(int(path.name.removeprefix("step_")) for path in folder.glob("step_*"))
 
 
 def damage(folder, how):
@@ -109,7 +113,7 @@ def damage(folder, how):
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(how, tmp_path):
     whole = run()
     run(steps=120, checkpoint=tmp_path, save_every=40)
-    damage(tmp_path / "120", how)
+    damage(tmp_path / "step_120", how)
     with pytest.warns(UserWarning, match="120 is damaged"):
         resumed = run(checkpoint=tmp_path, resume=True)
     same_bits(whole, resumed)
@@ -117,7 +121,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(how, tmp_pa
 
 def test_if_all_are_damaged_the_error_says_so(tmp_path):
     run(steps=40, checkpoint=tmp_path)
-    damage(tmp_path / "40", "truncated")
+    damage(tmp_path / "step_40", "truncated")
     with (
         pytest.warns(UserWarning, match="is damaged"),
         pytest.raises(bx.CheckpointError, match=r"all .* are damaged"),
@@ -143,7 +147,7 @@ def test_a_new_run_is_not_mixed_with_an_old_one(tmp_path):
 def test_a_checkpoint_of_other_data_is_refused(tmp_path):
     run(steps=40, checkpoint=tmp_path)
     other = Quadratic(m=6, rows=7, d_y=3, d_x=3, seed=1)
-    with pytest.raises(bx.CheckpointError, match="data is"):
+    with pytest.raises(bx.CheckpointError, match=r"data\\..* is"):
         bx.minimize(
             other.problem,
             CASE.x0,
@@ -202,7 +206,7 @@ def test_a_diverged_run_leaves_the_last_finite_checkpoint(tmp_path):
     solver = bx.BSVRBv2(upper_step=0.05, lower_step=50.0)
     with pytest.raises(bx.DivergedError):
         run(solver, steps=10_000, checkpoint=tmp_path, save_every=1)
-    kept = sorted(int(path.name) for path in tmp_path.iterdir() if path.name.isdigit())
+    kept = saved_steps(tmp_path)
     assert kept
     with pytest.raises(bx.DivergedError):
         run(solver, steps=10_000, checkpoint=tmp_path, resume=True)

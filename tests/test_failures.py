@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from devices import several_devices
-from test_checkpoint import SOLVERS, run, same_bits
+from test_checkpoint import SOLVERS, run, same_bits, saved_steps
 
 import bilevax as bx
 
@@ -63,7 +63,7 @@ FULL_DISK = """
     else:
         print("no error")
     (folder / "filler").unlink()
-    kept = sorted(int(path.name) for path in (folder / "run").iterdir() if path.name.isdigit())
+    kept = saved_steps(folder / "run")
     print("kept", *kept)
     resumed = run(SOLVERS["BSVRBv1"], steps=kept[-1] + 10, checkpoint=folder / "run", resume=True, keep=2)
     whole = run(SOLVERS["BSVRBv1"], steps=kept[-1] + 10)

@@ -145,6 +145,9 @@ class PerBlock(Rows):
                 "PerBlock offsets must be a vector of at least two integers, got "
                 f"shape {bounds.shape} of dtype {bounds.dtype}"
             )
+        if bounds.max() > np.iinfo(np.int32).max:
+            raise ValueError(f"PerBlock offsets must fit into 32 bits, got {bounds.max()}")
+        bounds = bounds.astype(np.int64)  # differences of unsigned integers would wrap
         lengths = np.diff(bounds)
         if (lengths < 1).any():
             i = int(np.argmax(lengths < 1))

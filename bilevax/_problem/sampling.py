@@ -319,6 +319,16 @@ def _walks(size: int, points: int) -> int:
     return 0 if size == points else math.ceil(18 / -math.log10(1 - size / points))
 
 
+def bad_slots(problem: Problem, sample: Sample) -> Array | bool:
+    """Whether a level's own slots are out of range; False, and free, where slots are blocks."""
+    bad: Array | bool = False
+    for name, level in problem.levels.items():
+        if level.slots is not None:
+            slots = sample.slots[name]
+            bad |= jnp.any((slots < 0) | (slots >= problem.slots_of(name)))
+    return bad
+
+
 def _slots(level: Any, blocks: Array, constants: PyTree, batch: Batch) -> Array:
     if level.slots is None:
         return blocks

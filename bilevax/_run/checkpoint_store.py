@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
+import itertools
 import json
 import os
 import warnings
@@ -15,11 +18,13 @@ import numpy as np
 
 from bilevax._run.checkpoint import CheckpointError
 from bilevax._run.digest import SMALL, checksum
+from bilevax._run.directory_lock import DirectoryLock
 from bilevax._run.identity import differences
 from bilevax._step.state import State
 from bilevax._util import processes
 
-FORMAT = 5
+FORMAT = 6
+_PREFIX = "step"  # of the names of checkpoints: other folders are not touched
 
 
 class Saved(NamedTuple):
@@ -51,10 +56,13 @@ class CheckpointStore:
         except ImportError as error:
             raise ImportError('checkpoints need orbax: pip install "bilevax[checkpoints]"') from error
         self.directory, self.identity = Path(directory).absolute(), identity
+        self._together, self._orbax = together, orbax
         self._lock = _locked_by_one(self.directory, together)
-        self._orbax = orbax
         options = orbax.CheckpointManagerOptions(
-            max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True
+            max_to_keep=keep,
+            step_prefix=_PREFIX,
+            enable_async_checkpointing=True,
+            cleanup_tmp_directories=True,
         )
         self._manager = orbax.CheckpointManager(self.directory, options=options)
 
@@ -82,7 +90,7 @@ class CheckpointStore:
         # other processes have parts of.)
         arrays = [leaf if _in_parts(leaf) else processes.on_host(leaf) for leaf in leaves]
         notes = json.loads(json.dumps(notes))
-        meta = {"format": FORMAT, "identity": self.identity, "sums": sums, "notes": notes}
+        meta = _sealed({"format": FORMAT, "identity": self.identity, "sums": sums, "notes": notes})
         step = int(state.step)
         if step in self._manager.all_steps():
             return
@@ -111,24 +119,41 @@ class CheckpointStore:
           CheckpointError: if the checkpoint is of another run, or all are damaged.
         """
         steps = self.steps()
-        for step in reversed(steps):
+        for place, step in reversed(list(enumerate(steps))):
             try:
                 saved = self._read(step, state, extra)
             except CheckpointError:
                 raise
             except Exception as error:
+                if _may_pass(error):
+                    raise CheckpointError(
+                        f"checkpoint {self._path(step)} could not be read ({_first_line(error)}); nothing "
+                        "was changed, so try again"
+                    ) from error
                 warnings.warn(
-                    f"checkpoint {self.directory / str(step)} is damaged ({_first_line(error)}); "
-                    "trying the one before it",
+                    f"checkpoint {self._path(step)} is damaged ({_first_line(error)}); trying the one "
+                    "before it",
                     stacklevel=3,
                 )
                 continue
-            for later in steps[steps.index(step) + 1 :]:
-                self._manager.delete(later)
+            self._set_aside(steps[place + 1 :])
             return saved
         if steps:
             raise CheckpointError(f"all checkpoints in {self.directory} are damaged: steps {steps}")
         return None
+
+    def _set_aside(self, steps: list[int]) -> None:
+        """Renames damaged checkpoints: they are in the way of new ones, but nothing is deleted."""
+        if steps and (not self._together or jax.process_index() == 0):
+            for step in steps:
+                self._path(step).rename(_unused(self.directory / f"damaged_{_PREFIX}_{step}"))
+        if self._together:
+            processes.agreed([0])  # all of them see the new names
+        if steps:
+            self._manager.reload()
+
+    def _path(self, step: int) -> Path:
+        return self.directory / f"{_PREFIX}_{step}"
 
     def close(self) -> None:
         """Waits for the writes and releases the lock; `wait` reports whether they succeeded."""
@@ -137,24 +162,24 @@ class CheckpointStore:
                 self._manager.close()
         finally:
             if self._lock is not None:
-                os.close(self._lock)
+                self._lock.release()
 
     def _read(self, step: int, state: State, extra: Any) -> Saved:
         args = self._orbax.args
         meta = self._manager.restore(step, args=args.Composite(meta=args.JsonRestore()))["meta"]
+        if not _intact(meta):
+            raise ValueError("the checksum of its notes does not match")
         if meta["format"] != FORMAT:
             raise CheckpointError(
-                f"checkpoint {self.directory / str(step)} has format {meta['format']}, expected {FORMAT}"
+                f"checkpoint {self._path(step)} has format {meta['format']}, expected {FORMAT}"
             )
         found = differences(meta["identity"], self.identity)
         if found:
-            raise CheckpointError(
-                f"checkpoint {self.directory / str(step)} belongs to another run: {'; '.join(found)}"
-            )
+            raise CheckpointError(f"checkpoint {self._path(step)} belongs to another run: {'; '.join(found)}")
         leaves, structure = jax.tree.flatten((state, extra))
         if len(meta["sums"]) != len(leaves):
             raise CheckpointError(
-                f"checkpoint {self.directory / str(step)} was written "
+                f"checkpoint {self._path(step)} was written "
                 f"with{'out' if extra is not None else ''} patience: resume it in the same way"
             )
         like = _packed([leaf if _in_parts(leaf) else np.empty(leaf.shape, leaf.dtype) for leaf in leaves])
@@ -175,7 +200,7 @@ class CheckpointStore:
             act()
         except Exception as error:
             # The manager's own list counts the checkpoint that failed, and not those it would replace.
-            kept = sorted(int(path.name) for path in self.directory.iterdir() if path.name.isdigit())
+            kept = sorted(_steps_in(self.directory))
             full = "No space left" in str(error)
             raise CheckpointError(
                 f"a checkpoint could not be written to {self.directory}: "
@@ -185,21 +210,67 @@ class CheckpointStore:
 
 
 def saved_strata(directory: str | Path) -> int | None:
-    """The strata of the run whose checkpoints these are, so that other devices can go on with it."""
-    steps = [path for path in Path(directory).glob("*/meta/metadata") if path.parts[-3].isdigit()]
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        latest = max(steps, key=lambda path: int(path.parts[-3]))
-        return int(json.loads(latest.read_text(encoding="utf-8"))["identity"]["strata"])
+    """The strata of the run whose checkpoints these are, so that other devices can continue it."""
+    for step in sorted(_steps_in(Path(directory)), reverse=True):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            path = Path(directory) / f"{_PREFIX}_{step}" / "meta" / "metadata"
+            meta = json.loads(path.read_text(encoding="utf-8"))
+            if _intact(meta):
+                return int(meta["identity"]["strata"])
     return None
 
 
-def _locked_by_one(directory: Path, together: bool) -> int | None:
+def _steps_in(directory: Path) -> list[int]:
+    """The steps of the finished checkpoints in a directory; none if it cannot be listed."""
+    with contextlib.suppress(OSError):
+        names = [path.name.removeprefix(f"{_PREFIX}_") for path in directory.glob(f"{_PREFIX}_*")]
+        return [int(name) for name in names if name.isdecimal()]
+    return []
+
+
+def _sealed(meta: dict[str, Any]) -> dict[str, Any]:
+    """The metadata with a checksum of all of it."""
+    return meta | {"checksum": _digest(meta)}
+
+
+def _intact(meta: Any) -> bool:
+    return isinstance(meta, dict) and meta.get("checksum") == _digest(
+        {name: value for name, value in meta.items() if name != "checksum"}
+    )
+
+
+def _digest(meta: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
+
+
+_PASSING = (errno.EIO, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.ETIMEDOUT)
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether a read failed for a reason that says nothing about the file: it may work the next time."""
+    chain: list[BaseException] = []
+    while error not in chain:
+        chain.append(error)
+        error = error.__cause__ or error.__context__ or error
+    if any(isinstance(one, MemoryError) or getattr(one, "errno", None) in _PASSING for one in chain):
+        return True
+    words = [os.strerror(code) for code in _PASSING]
+    return any(word in str(one) for one in chain for word in words)
+
+
+def _unused(path: Path) -> Path:
+    """A path that does not exist, with a number if need be."""
+    names = itertools.chain([path], (path.with_name(f"{path.name}_{count}") for count in itertools.count(2)))
+    return next(name for name in names if not os.path.lexists(name))
+
+
+def _locked_by_one(directory: Path, together: bool) -> DirectoryLock | None:
     """The lock of a directory, which the first of several processes holds; all raise if it cannot."""
     lock, failure = None, None
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if not together or jax.process_index() == 0:
-            lock = _locked(directory / ".lock")
+            lock = DirectoryLock(directory)
     except CheckpointError as error:
         failure = error
     except OSError as error:
@@ -210,19 +281,6 @@ def _locked_by_one(directory: Path, together: bool) -> int | None:
     if failure is not None:
         raise failure
     return lock
-
-
-def _locked(path: Path) -> int:
-    """An open file with an exclusive lock that ends with the process."""
-    import fcntl
-
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(handle)
-        raise CheckpointError(f"{path.parent} is in use by another run (it holds {path.name})") from error
-    return handle
 
 
 def _packed(arrays: list[Any]) -> dict[str, Any]:

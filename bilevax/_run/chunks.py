@@ -16,7 +16,7 @@ from bilevax._problem.sampling import Sampler
 from bilevax._run.sharding import Shards
 from bilevax._step.clocks import CompensatedSum
 from bilevax._step.state import State
-from bilevax._util.trees import PyTree, norm
+from bilevax._util.trees import PyTree, all_finite, norm
 from bilevax.solvers.base import AbstractSolver
 
 
@@ -86,18 +86,24 @@ def compiled_chunk(
 
 
 class Sizes(eqx.Module):
-    """Root mean squares over all slots of the tracked lower gradients and of u; and ‖z‖."""
+    """‖z‖, root mean squares over all slots of the tracked ∇_y g and of u, and whether all is finite."""
 
     gradient_norm: Array
     lower_residual: Array
     inverse_residual: Array
+    finite: Array
 
 
 # A GPU's compiler would try kernels on tables of random numbers as large as the state.
 @functools.partial(jax.jit, compiler_options={"xla_gpu_autotune_level": 0})
 def sizes(state: State) -> Sizes:
     """How far the tracked gradients are from zero; not for use within another `jax.jit`."""
-    return Sizes(norm(state.z), _root_mean_square(state, "s"), _root_mean_square(state, "u"))
+    return Sizes(
+        norm(state.z),
+        _root_mean_square(state, "s"),
+        _root_mean_square(state, "u"),
+        all_finite((state.x, state.z, state.optimizer, state.levels, state.store)),
+    )
 
 
 def _root_mean_square(state: State, letter: str) -> Array:

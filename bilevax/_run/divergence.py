@@ -6,9 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from bilevax._problem.problem import Problem
+from bilevax._problem.rows import PerBlock, Shared
 from bilevax._step.state import Along, State
-from bilevax._util.trees import PyTree
+from bilevax._util.trees import PyTree, all_finite
 
 _REMEDY = {
     "s": "lower_step",
@@ -22,8 +25,19 @@ _REMEDY = {
 }
 
 
-def describe(state: State, first: int, last: int) -> str:
-    """A sentence on the quantity that went wrong first, at the step where f was not finite any more.
+def describe(problem: Problem, state: State, first: int, last: int) -> str:
+    """A sentence on what is not finite: a row of the data if there is one, else a tracked quantity."""
+    slots = _out_of_range(problem, state)
+    if slots:
+        return f"the run ended between steps {first} and {last}: {slots}"
+    row = _bad_data(problem)
+    if row:
+        return f"the run diverged between steps {first} and {last}: {row}; mend or leave out such rows"
+    return _describe(state, first, last)
+
+
+def _describe(state: State, first: int, last: int) -> str:
+    """A sentence on the quantity that went wrong first, at the step where f was no longer finite.
 
     If x was not finite one step earlier already, x it is. Otherwise a block spoils z and x within a step, so
     blocks come before them. If f overflowed while all its arguments are finite, the largest is named. Where x
@@ -74,6 +88,40 @@ def describe(state: State, first: int, last: int) -> str:
     )
 
 
+def _out_of_range(problem: Problem, state: State) -> str:
+    """Which level's slots were out of range in the last steps, if any were."""
+    if all(level.slots is None for level in problem.levels.values()):
+        return ""
+    for back in range(1, 33):  # an accelerator stops up to 31 steps late
+        sample = state.sampler.draw(problem, state.step - back)
+        for name, level in problem.levels.items():
+            slots, count = np.asarray(sample.slots[name]), problem.slots_of(name)
+            wrong = slots[(slots < 0) | (slots >= count)]
+            if level.slots is not None and wrong.size:
+                return (
+                    f"slots of lower level {name!r} must return integers from 0 to {count - 1} (count = "
+                    f"{count}), got {wrong[0]}"
+                )
+    return ""
+
+
+def _bad_data(problem: Problem) -> str:
+    """Where the data hold a value that is not finite; nothing if nowhere."""
+    sources = {"blocks": problem.blocks, "upper_data": problem.upper_data}
+    sources |= {f"lower_data {place}": rows for place, rows in enumerate(problem.lower_data)}
+    if len(problem.lower_data) == 1:
+        sources["lower_data"] = sources.pop("lower_data 0")
+    for name, tree in sources.items():
+        rows = tree.rows if isinstance(tree, (Shared, PerBlock)) else tree
+        for path, leaf in jax.tree_util.tree_leaves_with_path(rows):
+            if jnp.issubdtype(leaf.dtype, jnp.floating) and not _finite(leaf):
+                row, count = map(int, _bad_slots(leaf))
+                where = f"{name}{jax.tree_util.keystr(path)}"
+                others = f", and {count - 1} other rows" if count > 1 else ""
+                return f"row {row} of {where} is not finite{others}"
+    return ""
+
+
 def _moved(state: State, broken: list[Any]) -> bool:
     """Whether a block's variable was not finite when this step began; what is not lazy moves in the step."""
     lazy = {(letter, name) for name, memory in state.levels.items() for letter in memory.lazy}
@@ -93,9 +141,7 @@ def _bad_slots(tree: PyTree) -> tuple[Any, Any]:
     return jnp.argmax(bad), jnp.sum(bad)
 
 
-@jax.jit
-def _all_finite(tree: PyTree) -> Any:
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in jax.tree.leaves(tree)]))
+_all_finite = jax.jit(all_finite)
 
 
 def _finite(tree: PyTree) -> bool:

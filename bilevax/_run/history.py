@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from bilevax._util import extras
+
 
 class History(Mapping[str, np.ndarray]):
     """Columns by name, one entry per measurement.
@@ -46,16 +48,13 @@ class History(Mapping[str, np.ndarray]):
 
     def frame(self) -> Any:
         """The history as a pandas frame, one row per entry."""
-        import pandas
-
-        return pandas.DataFrame(self.entries)
+        return extras.required("pandas", "a frame", "data").DataFrame(self.entries)
 
     def plot(self, names: list[str] | None = None, against: str = "step") -> Any:
         """One small plot per column, as a matplotlib figure."""
-        from matplotlib.figure import Figure
-
+        figures = extras.required("matplotlib.figure", "a plot", "experiments")
         shown = names or [name for name in self if name not in ("step", "seconds")]
-        figure = Figure(figsize=(4 * len(shown), 3), layout="constrained")
+        figure = figures.Figure(figsize=(4 * len(shown), 3), layout="constrained")
         for axes, name in zip(np.ravel(figure.subplots(1, len(shown), squeeze=False)), shown, strict=True):
             values = self[name]
             axes.plot(self[against], values)

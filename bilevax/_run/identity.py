@@ -13,6 +13,7 @@ import jax
 from bilevax._problem.problem import Problem
 from bilevax._problem.rows import PerBlock, Shared
 from bilevax._run.digest import checksum
+from bilevax._run.step_digest import environment, step_digest
 from bilevax._step.state import State
 from bilevax.solvers.base import AbstractSolver
 from bilevax.version import __version__
@@ -34,7 +35,14 @@ def identity(problem: Problem, solver: AbstractSolver, state: State) -> dict[str
         "key": [int(sampler.random.first), int(sampler.random.second)],
         "shapes": shapes,
         "rows": _forms(problem),
-        "data": sum(checksum(leaf) for leaf in jax.tree.leaves((problem, state.x, state.y))),
+        "data": {
+            jax.tree_util.keystr(path): checksum(leaf)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(
+                {"problem": problem, "x0": state.x, "y0": state.y, "optimizer": state.optimizer}
+            )
+        },
+        "program": step_digest(problem, solver, state),
+        "environment": environment(),
     }
     return json.loads(json.dumps(described))
 
@@ -91,11 +99,30 @@ def _is_full(cell: Any) -> bool:
     return True
 
 
-def differences(there: Any, here: Any, where: str = "") -> list[str]:
+def differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    """Where two identities differ, in words.
+
+    The programs of steps are compared only if they were traced in the same environment: another version of
+    JAX writes the same step in another way.
+    """
+    same = there.get("environment") == here.get("environment")
+    ignored = {"environment"} if same else {"environment", "program"}
+    found = _difference(
+        {name: value for name, value in there.items() if name not in ignored},
+        {name: value for name, value in here.items() if name not in ignored},
+    )
+    # The digest is worth a word only where nothing else tells what is different.
+    programs = [line for line in found if line.startswith("program ")]
+    if found == programs and programs:
+        return ["the step computes something else: f, g, a schedule or a constant inside them has changed"]
+    return [line for line in found if line not in programs]
+
+
+def _difference(there: Any, here: Any, where: str = "") -> list[str]:
     """Where two JSON trees differ, in words."""
     if isinstance(there, dict) and isinstance(here, dict):
         out = []
         for name in sorted(set(there) | set(here)):
-            out += differences(there.get(name), here.get(name), f"{where}.{name}" if where else name)
+            out += _difference(there.get(name), here.get(name), f"{where}.{name}" if where else name)
         return out
     return [] if there == here else [f"{where} is {there} there and {here} here"]

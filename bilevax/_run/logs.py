@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+
+from bilevax._util import extras
 
 Entry = Mapping[str, float]
 
@@ -29,27 +35,38 @@ class Log(Protocol):
 class JsonLines:
     """A file that gets every entry as one line of JSON.
 
-    A run that starts replaces the file. One that is resumed replaces it by its entries so far: what the file
-    held beyond the checkpoint is now repeated, and must not occur twice.
+    A new run replaces the file. A resumed run replaces it by its entries so far, because lines beyond the
+    checkpoint will be written again. A symbolic link is followed; a pipe or a device is appended to.
 
     Args:
       path: the file; its folder is made if missing.
     """
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
+        self.path = Path(path).expanduser()
         self._file: Any = None
 
     def start(self, entries: Sequence[Entry]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        target = self.path.resolve()
+        if target.exists() and not target.is_file():
+            self._file = _opened_stream(target)
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
         # Written apart and then renamed: on a full disk the old file stays.
-        fresh = self.path.with_name(self.path.name + ".new")
-        fresh.write_text("".join(map(_line, entries)), encoding="utf-8")
-        fresh.replace(self.path)
-        self._file = self.path.open("a", encoding="utf-8")
+        mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
+        handle, fresh = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write("".join(map(_line, entries)))
+            os.chmod(fresh, mode)
+            os.replace(fresh, target)
+        except BaseException:
+            os.unlink(fresh)
+            raise
+        self._file = target.open("a", encoding="utf-8")
 
     def write(self, entry: Entry) -> None:
-        """Appends a line; numbers that JSON has no word for are written as null."""
+        """Appends a line; values that JSON cannot express are written as null."""
         self._file.write(_line(entry))
         self._file.flush()
 
@@ -61,6 +78,9 @@ class JsonLines:
 class TensorBoard:
     """Every metric as a scalar for TensorBoard.
 
+    Every entry is on disk before the run continues. A resumed run writes all its entries again, and tells
+    TensorBoard to forget what earlier files hold.
+
     Args:
       folder: the folder that `tensorboard --logdir` is given.
 
@@ -70,22 +90,36 @@ class TensorBoard:
     """
 
     def __init__(self, folder: str | Path):
-        self.folder = Path(folder)
+        self.folder = Path(folder).expanduser()
         self._writer: Any = None
+        self._event: Any = None
 
     def start(self, entries: Sequence[Entry]) -> None:
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError as error:
-            raise ImportError('TensorBoard needs tensorboardX: pip install "bilevax[tensorboard]"') from error
-        # What was written after the checkpoint is hidden: it is computed again.
-        later = int(entries[-1]["step"]) + 1 if entries else 0
-        self._writer = SummaryWriter(str(self.folder), purge_step=later)
+        # The package's own SummaryWriter hands events to a thread, which loses them when the process is
+        # killed, and waits for ever once a full disk has ended the thread.
+        writer = extras.required("tensorboardX.event_file_writer", "TensorBoard", "tensorboard")
+        self._event = extras.required("tensorboardX.proto.event_pb2", "TensorBoard", "tensorboard")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # Names count seconds: two runs within one need a difference.
+        suffix = f".{os.getpid()}.{time.time_ns() % 10**9}"
+        self._writer = writer.EventsWriter(str(self.folder / "events"), suffix)
+        begin = self._event.SessionLog(status=self._event.SessionLog.START)
+        self._writer.write_event(self._event.Event(step=0, wall_time=time.time(), session_log=begin))
+        for entry in entries:
+            self._add(entry)
+        self._writer.flush()
 
     def write(self, entry: Entry) -> None:
+        self._add(entry)
+        self._writer.flush()
+
+    def _add(self, entry: Entry) -> None:
+        summary = extras.required("tensorboardX.summary", "TensorBoard", "tensorboard")
         for name, value in entry.items():
             if name != "step":
-                self._writer.add_scalar(name, value, int(entry["step"]))
+                scalar = summary.scalar(name, value)
+                event = self._event.Event(step=int(entry["step"]), wall_time=time.time(), summary=scalar)
+                self._writer.write_event(event)
 
     def close(self) -> None:
         if self._writer is not None:
@@ -115,13 +149,33 @@ class Logs:
             log.write(entry)
 
     def close(self) -> None:
-        for log in self.logs:
-            log.close()
+        """Closes every log, also if one of them fails."""
+        with contextlib.ExitStack() as stack:
+            for log in self.logs:
+                stack.callback(log.close)
 
 
 def _line(entry: Entry) -> str:
     clean = {name: value if np.isfinite(value) else None for name, value in entry.items()}
     return json.dumps(clean) + "\n"
+
+
+def _opened_stream(path: Path) -> Any:
+    """A pipe or a device, opened for appending without waiting for a reader."""
+    if path.is_dir():
+        raise IsADirectoryError(f"log must be a file, got the folder {path}")
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK)
+    except OSError as error:
+        raise OSError(error.errno, f"log: {path} cannot be written, {error.strerror}") from error
+    os.set_blocking(handle, True)
+    return os.fdopen(handle, "a", encoding="utf-8")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _as_log(given: Any) -> Log:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from bilevax._run.interrupts import Interrupts
 from bilevax._run.logs import Log, Logs
 from bilevax._run.outcome import DivergedError, Outcome
 from bilevax._run.progress import Progress, make_progress
-from bilevax._run.run import FIXED, Result, Run
+from bilevax._run.run import FIXED, MOST_STEPS, Result, Run
 from bilevax._run.sharding import Shards, make_shards
 from bilevax._run.stop import Stop
 from bilevax._step.state import State
@@ -81,9 +82,12 @@ def minimize(
       A `Result`.
 
     Raises:
-      DivergedError: if f is no longer finite, unless `stop` says otherwise. The last finite checkpoint stays.
-      CheckpointError: if checkpoints cannot be written, or belong to another run. If a write fails, the
-        error's `result` is what the run had reached.
+      DivergedError: if f, x or anything tracked is no longer finite, unless `stop` says otherwise. Only
+        finite states are saved.
+      CheckpointError: if checkpoints cannot be written, or belong to another run.
+
+    An error in a metric, a log or a checkpoint does not lose the run: its state is saved if that is possible,
+    and the error's `result` is what the run had reached.
 
     Example:
       >>> import bilevax as bx, jax, jax.numpy as jnp
@@ -102,7 +106,7 @@ def minimize(
       finished
     """
     began = time.monotonic()
-    steps = checks.whole_number("steps", steps, 0)
+    steps = checks.whole_number("steps", steps, 0, MOST_STEPS)
     every = max(1, steps // 100) if every is None else checks.whole_number("every", every, 1)
     measures = _checked_metrics(metrics)
     stop = _as_stop(stop)
@@ -117,60 +121,107 @@ def minimize(
     sampler = sampling.sampler(problem, key)
     solver.check(problem, sampler)
 
-    run = Run(*_start(solver, problem, x0, y0, sampler, shards), shards, keep_best=stop.patience is not None)
-    store = None
-    if saving is not None:
-        together = shards is not None and shards.several_processes
-        same = identity(problem, solver, run.state)
-        store = CheckpointStore(saving.directory, same, saving.keep, together)
-    begun = False
-
-    def result(outcome: Outcome) -> Result:
-        return run.result(outcome, solver.count_oracles(problem, sampler, run.done))
-
-    try:
-        if store is not None and saving is not None:
-            run.continue_from(store) if saving.resume else store.require_none()
+    with contextlib.ExitStack() as stack:
+        run = Run(*_start(solver, problem, x0, y0, sampler, shards), shards, stop)
+        saves = None
+        if saving is not None:
+            together = shards is not None and shards.several_processes
+            same = identity(problem, solver, run.state)
+            saves = _Saves(saving, CheckpointStore(saving.directory, same, saving.keep, together))
+            stack.callback(saves.store.close)
+            run.continue_from(saves.store) if saving.resume else saves.store.require_none()
         run.compile()
+        stack.callback(logs.close)
         logs.start(run.history.entries)
         run.compile_seconds = time.monotonic() - began
-        saved, begun = time.monotonic(), True
-        with Interrupts() as interrupts, display:
-            while (outcome := run.outcome(steps, stop, began, interrupts)) is None:
-                boundary = min(steps, (run.done // every + 1) * every)
-                if saving is not None and saving.steps is not None:
-                    boundary = min(boundary, (run.done // saving.steps + 1) * saving.steps)
-                run.advance(boundary)
-                if run.done % every == 0 or run.done == steps or run.failed:
-                    entry = run.measure(measures, stop.watch)
-                    logs.write(entry)
-                    shown = {n: v for n, v in entry.items() if n not in ("step", "seconds")}
-                    display.update(run.done, run.speed, shown)
-                if store is not None and saving is not None:
-                    due = saving.steps is not None and run.done % saving.steps == 0
-                    due |= saving.seconds is not None and time.monotonic() - saved >= saving.seconds
-                    if run.agreed(due)[0] and not run.failed:
-                        run.save(store)
-                        saved = time.monotonic()
-        if store is not None:
-            if not run.failed:
-                run.save(store)
-            store.wait()
-        # The last entry of a run that was cut short is not in the checkpoint: a run that was never cut short
-        # has no such entry.
-        if run.done > (run.history.entries[-1]["step"] if run.history.entries else 0):
-            logs.write(run.measure(measures, stop.watch))
-    except CheckpointError as error:
-        error.result = result(Outcome.INTERRUPTED) if begun else None
-        raise
-    finally:
-        logs.close()
-        if store is not None:
-            store.close()
-    reached = result(outcome)
-    if outcome is Outcome.DIVERGED and stop.throw:
+        entries = _Entries(every, measures, logs, display)
+
+        def result(outcome: Outcome) -> Result:
+            return run.result(outcome, solver.count_oracles(problem, sampler, run.done))
+
+        try:
+            with Interrupts() as interrupts:
+                outcome = _loop(run, steps, began, interrupts, entries, saves)
+                if saves is not None:
+                    run.finish(saves.store)
+                # The last entry of a run that was cut short is not in the checkpoint: a run that was never
+                # cut short has no such entry.
+                if run.done > (run.history.entries[-1]["step"] if run.history.entries else 0):
+                    entries.add(run)
+        except BaseException as error:
+            _rescue(error, run, saves, result)
+            raise
+    reached = result(Outcome.DIVERGED if run.failed else outcome)
+    if reached.outcome is Outcome.DIVERGED and stop.throw:
         raise DivergedError(reached.message, reached)
     return reached
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entries:
+    """How the history grows, and who is told."""
+
+    every: int
+    measures: dict[str, Callable[..., Any]]
+    logs: Logs
+    display: Progress
+
+    def add(self, run: Run) -> None:
+        """Measures, and tells the logs and the display."""
+        entry = run.measure(self.measures)
+        self.logs.write(entry)
+        shown = {name: value for name, value in entry.items() if name not in ("step", "seconds")}
+        self.display.update(run.done, run.speed, shown)
+
+
+@dataclasses.dataclass
+class _Saves:
+    """When a run is saved, and where."""
+
+    options: Checkpoint
+    store: CheckpointStore
+    last: float = dataclasses.field(default_factory=time.monotonic)
+
+    def save_if_due(self, run: Run) -> None:
+        due = self.options.steps is not None and run.done % self.options.steps == 0
+        due |= self.options.seconds is not None and time.monotonic() - self.last >= self.options.seconds
+        if run.agreed(due)[0]:
+            run.save(self.store)
+            self.last = time.monotonic()
+
+
+def _loop(
+    run: Run, steps: int, began: float, interrupts: Interrupts, entries: _Entries, saves: _Saves | None
+) -> Outcome:
+    """Takes chunks of steps, with all that happens between them, until there is a reason to stop."""
+    periods = [entries.every]
+    if saves is not None and saves.options.steps is not None:
+        periods.append(saves.options.steps)
+    with entries.display:
+        while (outcome := run.outcome(steps, began, interrupts)) is None:
+            run.advance(min(steps, *((run.done // period + 1) * period for period in periods)))
+            if run.done % entries.every == 0 or run.done == steps or run.failed:
+                entries.add(run)
+            if saves is not None:
+                saves.save_if_due(run)
+    return outcome
+
+
+def _rescue(
+    error: BaseException,
+    run: Run,
+    saves: _Saves | None,
+    result: Callable[[Outcome], Result],
+) -> None:
+    """After an error outside of the steps: saves what the run has reached, and attaches it to the error."""
+    saved = ""
+    if saves is not None and not run.several_processes and not isinstance(error, CheckpointError):
+        with contextlib.suppress(Exception):
+            run.finish(saves.store)
+            saved = ", and a checkpoint of it was written"
+    with contextlib.suppress(Exception):
+        error.result = result(Outcome.INTERRUPTED)  # pyright: ignore[reportAttributeAccessIssue]
+        error.add_note(f"The run had reached step {run.done}: this error's `result` holds it{saved}.")
 
 
 def _start(

@@ -22,3 +22,7 @@ class DivergedError(FloatingPointError):
     def __init__(self, message: str, result: object):
         super().__init__(message)
         self.result = result
+
+    def __reduce__(self) -> tuple[type[DivergedError], tuple[str, object]]:
+        """Both arguments, for pickling: an exception crosses the border of a process that way."""
+        return DivergedError, (str(self), self.result)

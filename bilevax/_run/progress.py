@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Mapping
 from typing import Any, Protocol
+
+from bilevax._util import extras
 
 
 class Progress(Protocol):
@@ -50,34 +53,38 @@ class Lines:
             return
         self.printed = now
         text = f"step {step}/{self.total}  {speed:,.0f} steps/s  {describe(metrics)}"
-        print(text.rstrip(), file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError, ValueError):  # a closed stream must not end a run
+            if sys.stderr is not None:
+                print(text.rstrip(), file=sys.stderr, flush=True)
 
 
 class Bar:
     """A rich progress bar with speed, time left and the last metrics."""
 
     def __init__(self, total: int):
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as RichProgress
-
-        self.bar = RichProgress(
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[speed]}"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[metrics]}"),
+        rich = extras.required("rich.progress", "a progress bar", "data")
+        self.bar = rich.Progress(
+            rich.BarColumn(),
+            rich.MofNCompleteColumn(),
+            rich.TextColumn("{task.fields[speed]}"),
+            rich.TimeRemainingColumn(),
+            rich.TextColumn("{task.fields[metrics]}"),
         )
         self.task = self.bar.add_task("steps", total=total, speed="compiling", metrics="")
 
     def __enter__(self) -> Bar:
-        self.bar.start()
+        with contextlib.suppress(OSError, ValueError):  # a closed stream must not end a run
+            self.bar.start()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self.bar.stop()
+        with contextlib.suppress(OSError, ValueError):
+            self.bar.stop()
 
     def update(self, step: int, speed: float, metrics: Mapping[str, float]) -> None:
-        self.bar.update(self.task, completed=step, speed=f"{speed:,.0f} steps/s", metrics=describe(metrics))
+        with contextlib.suppress(OSError, ValueError):
+            shown = {"speed": f"{speed:,.0f} steps/s", "metrics": describe(metrics)}
+            self.bar.update(self.task, completed=step, **shown)
 
 
 def describe(metrics: Mapping[str, float]) -> str:
@@ -90,7 +97,7 @@ def make_progress(choice: str | Progress | None, total: int) -> Progress:
     if choice is None:
         return Silent()
     if choice == "auto":
-        choice = "bar" if sys.stderr.isatty() or sys.stdout.isatty() else "lines"
+        choice = "bar" if _is_terminal(sys.stderr) or _is_terminal(sys.stdout) else "lines"
         if choice == "bar":
             try:
                 return Bar(total)
@@ -103,3 +110,10 @@ def make_progress(choice: str | Progress | None, total: int) -> Progress:
     if not isinstance(choice, str) and hasattr(choice, "update"):
         return choice
     raise ValueError(f"progress must be 'auto', 'bar', 'lines', None or a Progress, got {choice!r}")
+
+
+def _is_terminal(stream: Any) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # it is closed
+        return False

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from bilevax._problem.problem import Problem
+from bilevax._run.checkpoint import CheckpointError
 from bilevax._run.checkpoint_store import CheckpointStore
-from bilevax._run.chunks import compiled_chunk, sizes
+from bilevax._run.chunks import Sizes, compiled_chunk, sizes
 from bilevax._run.divergence import describe
 from bilevax._run.history import History
 from bilevax._run.interrupts import Interrupts
@@ -27,6 +28,7 @@ from bilevax.solvers.base import AbstractSolver
 
 _CHUNK_SECONDS = 0.5  # about how long a compiled chunk lasts, and how soon signals and clocks are noticed
 _FIRST_CHUNK = 8
+MOST_STEPS = 2**31 - 1  # the step's number is a 32-bit integer
 FIXED = ("objective", "gradient_norm", "lower_residual", "inverse_residual")  # measured in any run
 
 
@@ -86,16 +88,16 @@ class Run:
         solver: AbstractSolver,
         problem: Problem,
         state: State,
-        shards: Shards | None = None,
-        keep_best: bool = False,
+        shards: Shards | None,
+        stop: Stop,
     ):
         self.inputs = (solver, problem)
-        self.state, self.history, self.shards = state, History(), shards
+        self.state, self.history, self.shards, self.stop = state, History(), shards, stop
         self.done, self.running, self.compile_seconds = 0, 0.0, 0.0
         self.total, self.counted = (0.0, 0.0), 0  # of f, since the last entry
         self.chunk = _FIRST_CHUNK
-        self.failed = ""
-        self.best_iterate = jax.tree.map(jnp.copy, (state.x, state.y)) if keep_best else None
+        self.failed, self.last_finite = "", 0
+        self.best_iterate = jax.tree.map(jnp.copy, (state.x, state.y)) if stop.patience else None
         self.best_value, self.best_step, self.stale = np.inf, 0, 0
 
     @property
@@ -121,11 +123,20 @@ class Run:
         (next_chunk,) = self.agreed(int(_CHUNK_SECONDS * (self.done - before) / elapsed))
         self.chunk = max(1, min(2**30, 4 * self.chunk, int(next_chunk)))
         if not np.isfinite(self.total[0]):
-            self.failed = describe(self.state, before, self.done)
+            self.failed = describe(self.inputs[1], self.state, before, self.done)
 
-    def measure(self, measures: dict[str, Any], watch: str) -> dict[str, float]:
-        """A new entry of the history."""
+    def check(self) -> Sizes:
+        """How large the tracked gradients are; notes if x or anything tracked is no longer finite."""
         size = sizes(self.state)
+        if not self.failed and not bool(size.finite):
+            self.failed = describe(self.inputs[1], self.state, self.last_finite, self.done)
+        elif not self.failed:
+            self.last_finite = self.done
+        return size
+
+    def measure(self, measures: dict[str, Any]) -> dict[str, float]:
+        """A new entry of the history."""
+        size = self.check()
         entry = {
             "step": self.done,
             "seconds": self.running,
@@ -135,22 +146,19 @@ class Run:
             "inverse_residual": float(size.inverse_residual),
         }
         for name, measure in measures.items():
-            value = measure(self.inputs[1], self.state)
-            if np.shape(value) != ():
-                raise TypeError(f"metrics[{name!r}] must give one number, got shape {np.shape(value)}")
-            entry[name] = float(value)
+            entry[name] = _number(name, measure(self.inputs[1], self.state))
         self.total, self.counted = (0.0, 0.0), 0
         self.history.append(entry)
         if self.best_iterate is not None:
             self.stale += 1
-            if entry[watch] < self.best_value:
+            if entry[self.stop.watch] < self.best_value and not self.failed:
                 self.best_iterate = jax.tree.map(jnp.copy, (self.state.average, self.state.y))
-                self.best_value, self.best_step, self.stale = entry[watch], self.done, 0
+                self.best_value, self.best_step, self.stale = entry[self.stop.watch], self.done, 0
         return entry
 
-    def outcome(self, steps: int, stop: Stop, began: float, interrupts: Interrupts) -> Outcome | None:
+    def outcome(self, steps: int, began: float, interrupts: Interrupts) -> Outcome | None:
         """Why to stop now; None to continue."""
-        entries = self.history.entries
+        entries, stop = self.history.entries, self.stop
         if self.failed:
             return Outcome.DIVERGED
         if stop.tolerance is not None and entries and entries[-1]["gradient_norm"] <= stop.tolerance:
@@ -167,12 +175,20 @@ class Run:
 
     def agreed(self, *numbers: float) -> list[float]:
         """Numbers that clocks and signals give, the same in all processes that share the blocks."""
-        several = self.shards is not None and self.shards.several_processes
-        return processes.agreed(list(numbers)) if several else list(numbers)
+        return processes.agreed(list(numbers)) if self.several_processes else list(numbers)
+
+    @property
+    def several_processes(self) -> bool:
+        """Whether other processes take the same steps."""
+        return self.shards is not None and self.shards.several_processes
 
     def save(self, store: CheckpointStore) -> None:
-        """Starts to write a checkpoint of everything."""
+        """Starts to write a checkpoint of everything, unless something is no longer finite."""
+        self.check()
+        if self.failed:
+            return
         notes = {
+            "watch": self.stop.watch if self.best_iterate is not None else None,
             "history": self.history.entries,
             "running": self.running,
             "total": self.total,
@@ -181,14 +197,26 @@ class Run:
         }
         store.save(self.state, self.best_iterate, notes)
 
+    def finish(self, store: CheckpointStore | None) -> None:
+        """Saves the last state, and returns when it is on disk."""
+        if store is not None:
+            self.save(store)
+            store.wait()
+
     def continue_from(self, store: CheckpointStore) -> None:
         """Takes up the latest checkpoint, if there is one."""
         saved = store.restore(self.state, self.best_iterate)
         if saved is None:
             return
-        self.state, self.best_iterate, notes = saved
+        notes, watch = saved.notes, self.stop.watch if self.best_iterate is not None else None
+        if notes["watch"] != watch:
+            raise CheckpointError(
+                f"the run to resume watched {notes['watch']!r}, this one watches {watch!r}: the best iterate "
+                "so far is by another metric"
+            )
+        self.state, self.best_iterate = saved.state, saved.extra
         self.history = History(notes["history"])
-        self.done = int(self.state.step)
+        self.done = self.last_finite = int(self.state.step)
         self.running, self.total, self.counted = notes["running"], tuple(notes["total"]), notes["counted"]
         value, self.best_step, self.stale = notes["best"]
         self.best_value = np.inf if value is None else value
@@ -203,3 +231,15 @@ class Run:
         state = self.state
         spent = (self.speed, self.compile_seconds)
         return Result(state.average, state.y, state, self.history, outcome, message, best, oracles, *spent)
+
+
+def _number(name: str, value: Any) -> float:
+    """What a metric returned, as a number."""
+    try:
+        if value is not None and not isinstance(value, (str, bytes)) and np.shape(value) == ():
+            return float(value)
+    except (TypeError, ValueError):
+        pass
+    shape = getattr(value, "shape", None)
+    got = type(value).__name__ if shape is None else f"shape {shape}"
+    raise TypeError(f"metrics[{name!r}] must return one number, got {got}")

@@ -43,7 +43,7 @@ class Visit(eqx.Module):
 
     rows: Memory
     clocks: Clocks
-    rates: Rates
+    rates: Any  # Rates, or a subclass of a method's own
     step: Array
     name: str = eqx.field(static=True)
     corrected: bool = eqx.field(static=True)

@@ -232,7 +232,34 @@ def _minimise(
 
     carry = (found, measure(found), jnp.ones((), start.dtype), jnp.zeros((), jnp.int32))
     y, (_, size, scale), *_ = jax.lax.while_loop(unfinished, newton, carry)
-    return y, (jnp.where(jnp.isfinite(value(y)), size, jnp.nan), scale)
+    good = jnp.isfinite(value(y)) & _is_convex(gradient, y)
+    return y, (jnp.where(good, size, jnp.nan), scale)
+
+
+def _is_convex(gradient: Callable[[Array], Array], y: Array) -> Array:
+    """Whether ∇²g(y) is positive definite: a saddle or a line of steepest descent is no solution."""
+    rounding = 100 * float(jnp.finfo(y.dtype).eps)
+    if y.size <= _DENSE:
+        hessian = jax.jacfwd(gradient)(y)
+        shifted = (hessian + hessian.T) / 2 + rounding * jnp.max(jnp.abs(hessian)) * jnp.eye(
+            y.size, dtype=y.dtype
+        )
+        return jnp.all(jnp.isfinite(jnp.linalg.cholesky(shifted)))
+    _, push = jax.linearize(gradient, y)
+    largest = _power(push, y)
+    return _power(lambda v: largest * v - push(v), y) <= (1 + 1e-3) * largest
+
+
+def _power(push: Callable[[Array], Array], like: Array, turns: int = 30) -> Array:
+    """The largest eigenvalue, by size, of a symmetric map."""
+    start = jax.random.normal(jax.random.key(0), like.shape, like.dtype)
+
+    def turn(_: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        image = push(carry[0])
+        size = norm(image)
+        return image / _or_one(size), size
+
+    return jax.lax.fori_loop(0, turns, turn, (start / norm(start), jnp.zeros((), like.dtype)))[1]
 
 
 def _system(gradient: Callable[[Array], Array], y: Array, right: Array, plan: Accuracy) -> Array:

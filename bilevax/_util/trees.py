@@ -61,6 +61,12 @@ def norm(tree: PyTree) -> Array:
     return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in jax.tree.leaves(tree)))
 
 
+def all_finite(tree: PyTree) -> Array:
+    """Whether every floating entry is finite."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
+
+
 def zeros_like(tree: PyTree) -> PyTree:
     """A tree of zeros of the same shapes."""
     return jax.tree.map(jnp.zeros_like, tree)

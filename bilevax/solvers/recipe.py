@@ -17,7 +17,7 @@ from jax import Array
 
 from bilevax._problem.levels import Level
 from bilevax._problem.problem import Problem
-from bilevax._problem.sampling import Sample, Sampler
+from bilevax._problem.sampling import Sample, Sampler, bad_slots
 from bilevax._problem.view import BlockView
 from bilevax._step.clocks import Clocks
 from bilevax._step.coefficients import Coefficient, evaluate, first
@@ -146,7 +146,8 @@ class Recipe(AbstractSolver):
             visits[name] = eqx.tree_at(lambda visit: visit.rows, visit, rows)
         levels, z = self.renew(problem, state, levels, z)
         # z is affine in the gradients: where devices share the blocks, one sum over them serves both points.
-        z, objective = state.sampler.mean((z, seen[0].objective))
+        objective = jnp.where(bad_slots(problem, sample), jnp.nan, seen[0].objective)  # ends the run
+        z, objective = state.sampler.mean((z, objective))
         x, optimizer, back = upper_move(self.upper_step, state, z, stage)
         moved = dataclasses.replace(
             state,
