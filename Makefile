@@ -29,7 +29,7 @@ test-oldest: bin := .venv-oldest/bin
 test-oldest: .venv-oldest/dev
 	XLA_FLAGS="$$(echo $$XLA_FLAGS $(TEST_XLA_FLAGS))" $(bin)/python -m pytest $(PYTEST_ARGS)
 
-# Inputs for each of the 15 parsers of bilevax.data: 105,000 in all.
+# Inputs for each of the 16 parsers of bilevax.data: 112,000 in all.
 FUZZ_INPUTS ?= 7000
 
 fuzz: .venv/dev

@@ -1,4 +1,4 @@
-"""Bytes that a parser may meet: noise, words of the format in any order, and good files spoilt."""
+"""Bytes for a parser: noise, tokens of the format in any order, and good files with changes."""
 
 import bz2
 import gzip
@@ -7,7 +7,9 @@ import lzma
 import tarfile
 import zipfile
 
+import pyarrow
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 _NUMBERS = [b"0", b"1", b"2", b"3", b"5", b"07", b"-1", b"+1", b"1.5", b".5", b"5.", b"1e3", b"1e999", b"nan"]
 _ODD = [b"inf", b"", b" ", b"1_0", b"9" * 19, b"9" * 400, b"0x1", b"\xd9\xa1", b"-", b".", b"True", b"NULL"]
@@ -44,7 +46,7 @@ _ENCODINGS = ["utf-16", "utf-16-be", "utf-32", "utf-7", "cp037", "utf-8-sig"]
 
 @st.composite
 def spoilt(draw, good):
-    """A good file after a few changes: bytes put in, taken out, repeated, moved or flipped; or cut off."""
+    """A good file after a few changes: bytes inserted, removed, repeated or flipped, or the end cut off."""
     data = bytearray(draw(st.sampled_from(good)))
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, len(data)))
@@ -65,7 +67,7 @@ def spoilt(draw, good):
 
 
 def texts(*good):
-    """Bytes for a parser of text, some of which are almost good."""
+    """Bytes for a parser of text; some are almost valid."""
     words = st.lists(st.sampled_from(_NUMBERS + _ODD + _WORDS + _MARKS * 3), max_size=40).map(b"".join)
     long = st.tuples(st.sampled_from(_NUMBERS + _MARKS), st.integers(1, 3000)).map(lambda t: t[0] * t[1])
     encoded = st.tuples(st.sampled_from(good), st.sampled_from(_ENCODINGS)).map(
@@ -75,7 +77,7 @@ def texts(*good):
 
 
 def packed(*good):
-    """Packed texts, most of them spoilt before or after they were packed."""
+    """Packed texts, most of them damaged before or after they were packed."""
     packers = st.sampled_from([gzip.compress, bz2.compress, lzma.compress])
     whole = st.tuples(packers, texts(*good)).map(lambda pair: pair[0](pair[1]))
     return st.one_of(
@@ -154,3 +156,23 @@ def tars(*good):
     whole = [_tar(members, mode) for mode in ("w", "w:gz", "w:bz2", "w:xz")]
     made = st.builds(_tar, _members(good, kinds), st.sampled_from(["w", "w:gz"]))
     return st.one_of(made, spoilt(whole))
+
+
+def parquets():
+    """Parquet files with columns of any names, types and encodings, half of them damaged."""
+    numbers, words = pyarrow.array([1, 1, 2]), pyarrow.array(["a", "b", "a"])
+    odd = [pyarrow.array([[1], [], [2]]), pyarrow.array([1.5, None, 2]), pyarrow.array(["x" * 70_000] * 3)]
+    one = st.tuples(
+        st.sampled_from(["user", "item", "rating", "time", "User", "user.x", ""]),
+        st.sampled_from([numbers, numbers, words, words, words.dictionary_encode(), *odd]),
+    )
+    made = st.builds(_parquet, st.lists(one, min_size=1, max_size=5), st.booleans())
+    good = [("user", words), ("item", numbers), ("rating", pyarrow.array([1.0, 2.5, 5.0])), ("time", numbers)]
+    return st.one_of(made, spoilt([_parquet(good, dictionary) for dictionary in (True, False)]))
+
+
+def _parquet(columns, dictionary):
+    file = io.BytesIO()
+    table = pyarrow.Table.from_arrays([array for _, array in columns], names=[name for name, _ in columns])
+    parquet.write_table(table, file, use_dictionary=dictionary)
+    return file.getvalue()

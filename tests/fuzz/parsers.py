@@ -1,6 +1,6 @@
-"""Every parser of `bilevax.data`, what to feed it, and what must hold if it accepts that.
+"""Every parser of `bilevax.data`, with its inputs, and what must hold if it accepts one.
 
-Run as a program (`make fuzz`) it feeds each of them as many inputs as its argument says, and prints a table.
+As a program (`make fuzz`) it feeds each parser the number of inputs in its argument, and prints a table.
 """
 
 import sys
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from bad_bytes import packed, tars, texts, zips
+from bad_bytes import packed, parquets, tars, texts, zips
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
@@ -78,7 +78,7 @@ def parse_bytes(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Target:
-    """A parser, the name that its file has, and the bytes that go into it."""
+    """A parser, the name of its file, and its inputs."""
 
     file: str
     inputs: SearchStrategy[bytes]
@@ -96,6 +96,7 @@ TARGETS = {
     "netflix": Target("combined_data_1.txt", texts(*NETFLIX), parse_interactions),
     "csv table": Target("table.csv", texts(*TABLE), parse_interactions),
     "tsv table": Target("table.tsv", texts(*TABLE), parse_interactions),
+    "parquet table": Target("table.parquet", parquets(), parse_interactions),
     "zip archive": Target("set.zip", zips(*DAT), parse_archive),
     "tar archive": Target("set.tar", tars(*DAT), parse_archive),
     "ratings in a zip": Target("set.zip", zips(*DAT, *CSV), parse_interactions),
@@ -105,10 +106,10 @@ TARGETS = {
 
 
 def fuzz(name: str, examples: int, start: int = 0) -> Counter[str]:
-    """Feed a parser; return how many inputs it accepted and refused. Anything but `DataError` is raised.
+    """Feed a parser; count the inputs that it accepts and refuses. Errors other than `DataError` are raised.
 
-    Hypothesis stops early where it thinks that it has seen everything: it is started again until the inputs
-    are as many as asked for.
+    Hypothesis stops early if it takes the inputs to be exhausted: it is started again until there are as
+    many inputs as requested.
     """
     target, outcome = TARGETS[name], Counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -135,7 +136,7 @@ def fuzz(name: str, examples: int, start: int = 0) -> Counter[str]:
 
 
 def main() -> None:
-    """Feed every parser and print what came of it."""
+    """Feed every parser and print the counts."""
     examples = int(sys.argv[1])
     total = Counter()
     print(f"{'parser':<20}{'inputs':>10}{'accepted':>10}{'refused':>10}{'seconds':>10}", flush=True)
