@@ -41,7 +41,7 @@ def test_dates_become_seconds(tmp_path):
     assert table.time.tolist() == [86_400, 60]
 
 
-def test_quotes_a_mark_of_the_encoding_and_names_in_other_alphabets_are_understood(tmp_path):
+def test_quotes_a_byte_order_mark_and_other_alphabets_are_understood(tmp_path):
     table = load_text(tmp_path, '\ufeffuser,item\n"a,b",Żółć\n"c ""d""",x\n')
     assert table.user_ids.tolist() == ["a,b", 'c "d"']
     assert table.item_ids.tolist() == ["x", "Żółć"]

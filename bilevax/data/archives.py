@@ -23,10 +23,12 @@ from bilevax.data.files import SIZE_LIMIT, open_regular, read_pieces, user_path
 
 COUNT_LIMIT = 50_000  # members; the Netflix prize's archive has 17,770
 RATIO_LIMIT = 200  # an archive may unpack to this many times its size; tables of numbers reach some 20
-_DEPTH_LIMIT = 100  # folders around a member; making and removing deeper ones would exhaust Python's stack
-_HEADER_LIMIT = 1 << 14  # bytes of one header of a tar archive; tarfile may take quadratic time in them
-_DIGITS = re.compile(rb"[0-9]{300}")  # longer than in any name or number; some tarfiles take very long here
-_FREE = 1 << 20  # bytes that may be unpacked whatever the ratio: tiny archives may be packed very well
+_DEPTH_LIMIT = 100  # folders around a member; making or removing deeper ones exhausts Python's stack
+    100  # folders around a member; deeper ones exhaust Python's stack when they are made or removed
+)
+_HEADER_LIMIT = 1 << 14  # bytes of one header of a tar archive, for which tarfile may take quadratic time
+_DIGITS = re.compile(rb"[0-9]{300}")  # no name or number is as long, and some versions of tarfile hang here
+_FREE = 1 << 20  # bytes that may be unpacked at any ratio: tiny archives may be packed very well
 
 _UNPACKERS: dict[bytes, Any] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
 _DAMAGED = "is no zip or tar archive, or damaged"
@@ -130,8 +132,8 @@ class _Capped:
         if whence != 0:
             raise tarfile.ReadError("an archive is only searched from its start")
         if self.listing and place < self.stream.tell() - 1:
-            # A negative size would lead back to a header that was read before, for ever.
-            raise DataError("has headers that are not one after the other", path=self.path)
+            # After a negative size, the same headers would be read again and again.
+            raise DataError("has headers that lead back to earlier ones", path=self.path)
         self._check(place)
         return self.stream.seek(place)
 

@@ -1,4 +1,4 @@
-"""Downloads that are checked before anybody sees them: limited in size, tried again, all or nothing."""
+"""Downloads: limited in size, tried again, and checked before the file gets its name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bilevax.data.files import open_regular, user_path
 
 _PIECE = 1 << 16
 _PAUSES = (1.0, 4.0)  # seconds before the second and the third attempt
-_REDIRECTS = 10  # that are followed
+_REDIRECTS = 10  # at most, per attempt
 
 
 class _PassingError(Exception):
@@ -92,7 +92,7 @@ def fetch(
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file that exists only while somebody holds the lock or waits for it."""
+    """Hold a lock, whose file exists only while a process holds the lock or waits for it."""
     try:
         from filelock import FileLock
     except ImportError as error:
@@ -101,7 +101,7 @@ def _locked(path: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            # Removed before it is released: who has opened the removed file notices, and starts anew.
+            # Removed before the release: a process that has opened the removed file notices, and retries.
             with suppress(OSError):
                 path.unlink()
 
@@ -172,7 +172,7 @@ class _Download:
         received = 0
         while True:
             with _network_errors(self.url):
-                # Not `read`, which would read all there is, without a limit, at a chunk of size -1.
+                # Not `read`: at a chunk of size -1 it would read to the end, without a limit.
                 data = response.read1(_PIECE)
             if not data:
                 return received
@@ -230,7 +230,7 @@ def _announced(length: str | None) -> int | None:
 
 @contextmanager
 def _new_file(path: Path) -> Iterator[IO[bytes]]:
-    """A new file to write to. A link of its name is removed and not followed, whoever has put it there."""
+    """A new file to write to; a link at its path is removed and not followed."""
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     with os.fdopen(os.open(path, flags, 0o666), "wb") as file:
@@ -245,7 +245,7 @@ def _verify(
     source: str | None = None,
 ) -> None:
     with open_regular(path):
-        pass  # a folder or a device is rejected, also without a checksum
+        pass  # rejects folders and devices, even if there is no checksum
     shown = printable(source or path)
     for algorithm, expected in (("sha256", sha256), ("md5", md5)):
         if expected is None:

@@ -157,7 +157,7 @@ def _parquet(stream: IO[bytes], path: Any, columns: Mapping[str, str], size_limi
             raise DataError("has no rows", path=path)
         table = pyarrow.Table.from_batches(batches)
         table.validate(full=True)  # rejects strings that are not UTF-8, which pandas would find later
-        # Without the metadata of pandas, which nobody has checked, an index is a column like any other.
+        # The metadata of pandas are not trusted; without them, an index is a column like any other.
         frame = table.replace_schema_metadata(None).to_pandas()
     frame.attrs["first"] = None
     return frame

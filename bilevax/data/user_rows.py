@@ -1,4 +1,4 @@
-"""Interactions by user, in flat arrays that fit on the device."""
+"""Interactions by user, in flat arrays."""
 
 from __future__ import annotations
 
