@@ -24,8 +24,6 @@ from bilevax.data.files import SIZE_LIMIT, open_regular, read_pieces, user_path
 COUNT_LIMIT = 50_000  # members; the Netflix prize's archive has 17,770
 RATIO_LIMIT = 200  # an archive may unpack to this many times its size; tables of numbers reach some 20
 _DEPTH_LIMIT = 100  # folders around a member; making or removing deeper ones exhausts Python's stack
-    100  # folders around a member; deeper ones exhaust Python's stack when they are made or removed
-)
 _HEADER_LIMIT = 1 << 14  # bytes of one header of a tar archive, for which tarfile may take quadratic time
 _DIGITS = re.compile(rb"[0-9]{300}")  # no name or number is as long, and some versions of tarfile hang here
 _FREE = 1 << 20  # bytes that may be unpacked at any ratio: tiny archives may be packed very well
