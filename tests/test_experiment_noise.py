@@ -28,7 +28,7 @@ def data(monkeypatch):
 CONFIG = json.loads(noise.CONFIG.read_text(encoding="utf-8"))
 
 
-def test_validation_rows_are_clean_and_no_training_rows(data):
+def test_validation_rows_are_clean_and_not_training_rows(data):
     one = noise.corrupt(data, "0.4", 3, CONFIG)
     assert one.wrong.mean() == pytest.approx(0.4, abs=0.01)
     assert len(one.y_clean) == 200
@@ -38,7 +38,7 @@ def test_validation_rows_are_clean_and_no_training_rows(data):
     assert (one.y_clean == 1).mean() == pytest.approx(positives / 1000, abs=0.01)
 
 
-def test_noise_0_star_leaves_the_data_as_they_are(data):
+def test_noise_0_star_leaves_the_data_unchanged(data):
     one = noise.corrupt(data, "0*", 3, CONFIG)
     assert not one.wrong.any()
     assert len(one.y) == 800
@@ -50,8 +50,8 @@ def test_few_clean_rows_have_both_classes(data):
     assert len(np.unique(one.y_clean)) == 2
 
 
-def test_a_quick_run_writes_tables_plot_and_settings(data, tmp_path):
-    found = noise.run(noise.Settings(steps=100), tmp_path, quick=True)
+def test_a_quick_check_writes_tables_a_plot_and_its_options(data, tmp_path):
+    found = noise.run(noise.NoiseOptions(steps=100), tmp_path, quick=True)
     names = {
         "noise.csv",
         "noise.md",
@@ -62,11 +62,11 @@ def test_a_quick_run_writes_tables_plot_and_settings(data, tmp_path):
     }
     assert names <= {path.name for path in tmp_path.iterdir()}
     assert [row["noise"] for row in found["paper"]] == ["0.4"]
-    assert "0.8051" in (tmp_path / "noise.md").read_text(encoding="utf-8")  # the paper's figure beside ours
+    assert "0.8051" in (tmp_path / "noise.md").read_text(encoding="utf-8")  # the paper's accuracy
     for row in found["user"]:
         assert row[noise.OURS].shape == (2,)
-        assert row["gain"].mean() == pytest.approx((row[noise.OURS] - row[row["best of the others"]]).mean())
-        assert all(row[row["best of the others"]].mean() >= row[name].mean() for name in noise.BASELINES)
+        assert row["gain"].mean() == pytest.approx((row[noise.OURS] - row[row["best baseline"]]).mean())
+        assert all(row[row["best baseline"]].mean() >= row[name].mean() for name in noise.BASELINES)
 
 
 @pytest.mark.skipif("BILEVAX_DATA" not in os.environ, reason="BILEVAX_DATA names no folder with a8a")

@@ -1,4 +1,4 @@
-"""The experiments on the hyper-parameter problem run, and write what they promise; on rows of our own."""
+"""The experiments on the hyper-parameter problem run and write their results; on generated rows."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_validation_loss_is_the_mean_over_blocks_and_rows():
 
 
 @pytest.mark.parametrize("name", ["a8a", "w8a"])
-def test_the_tuned_settings_name_every_method(name):
+def test_tuned_hyperparameters_exist_for_every_method(name):
     config = validation.tuned(name)
     assert config["ridge"] in tune.RIDGES
     for method in validation.METHODS:
@@ -77,22 +77,24 @@ def test_the_tuned_settings_name_every_method(name):
         assert set(config[method]) == set(tune.WIDE[method])
 
 
-def test_hyperopt_writes_a_table_a_plot_and_the_settings(tmp_path):
-    settings = hyperopt.Settings(data=("a8a",), methods=("BSVRBv2", "RSVRB"), trials=2, steps=40, blocks=10)
-    curves = hyperopt.run(settings, tmp_path)
+def test_hyperopt_writes_a_table_a_plot_and_its_options(tmp_path):
+    options = hyperopt.HyperoptOptions(
+        data=("a8a",), methods=("BSVRBv2", "RSVRB"), trials=2, steps=40, blocks=10
+    )
+    curves = hyperopt.run(options, tmp_path)
     rows = read(tmp_path / "hyperopt.csv")
     assert [row["method"] for row in rows] == ["BSVRBv2", "RSVRB"]
     assert rows[1]["times faster"] == "1.0"
     facts = json.loads((tmp_path / "settings.json").read_text(encoding="utf-8"))
-    assert facts["settings"]["trials"] == 2
+    assert facts["options"]["trials"] == 2
     assert (tmp_path / "hyperopt.png").stat().st_size > 1000
     (first, _) = curves["a8a"]["BSVRBv2"]
     assert first.epochs[-1] == pytest.approx(40 / (240 / 32))
     assert first.loss[-1] < first.loss[0]
 
 
-def test_a_curve_says_when_it_was_low_enough():
-    curve = hyperopt.Curve(np.arange(3.0), np.array([1.0, 2.0, 4.0]), np.array([0.5, 0.3, 0.2]))
+def test_a_curve_knows_when_it_reached_a_loss():
+    curve = hyperopt.TrialCurve(np.arange(3.0), np.array([1.0, 2.0, 4.0]), np.array([0.5, 0.3, 0.2]))
     assert curve.seconds_to(0.3) == 2.0
     assert curve.seconds_to(0.1) == np.inf
 
@@ -101,7 +103,7 @@ def test_ablation_reports_the_speed_up_in_steps():
     step, seconds = np.arange(1, 5) * 10, np.arange(1.0, 5.0)
 
     def curve(value, loss):
-        return ablation.Curve("BSVRBv2", "I", value, step, seconds, np.array(loss), np.zeros(4))
+        return ablation.SizeCurve("BSVRBv2", "I", value, step, seconds, np.array(loss), np.zeros(4))
 
     slow, fast = curve(1, [0.9, 0.8, 0.7, 0.6]), curve(2, [0.8, 0.6, 0.5, 0.4])
     rows = ablation.table([slow, fast])
@@ -131,13 +133,13 @@ def test_commands_write_their_results(arguments, files, tmp_path):
         (["tune", "a8a", "--grid", "fine"], "grid must be one of"),
     ],
 )
-def test_wrong_arguments_are_a_message_not_a_traceback(arguments, words, tmp_path):
+def test_wrong_arguments_are_an_error_message(arguments, words, tmp_path):
     result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)])
     assert result.exit_code == 1
     assert words in result.output
 
 
-def test_trials_are_different_settings_of_the_grid():
+def test_trials_are_distinct_points_of_the_grid():
     drawn = tune.draw_trials({"a": (1, 2, 3), "b": (4, 5)}, 4, seed=0)
     pairs = set(zip(drawn["a"], drawn["b"], strict=True))
     assert len(pairs) == 4

@@ -1,4 +1,4 @@
-"""The ranking experiment on a small table: what it writes, and what it counts."""
+"""The ranking experiment and its search on a small table: results, resumption and errors."""
 
 import csv
 import dataclasses
@@ -36,11 +36,11 @@ def small(monkeypatch):
     return table
 
 
-def test_the_table_has_every_method_and_the_paper_beside_it(small, tmp_path):
+def test_the_table_has_every_method_and_the_papers_is_written_too(small, tmp_path):
     methods = ("softmax", "lambdarank")
-    settings = ndcg.Settings(data="small", methods=methods, seeds=2, epochs=4, every=2, width=4)
-    numbers = {key: {"users_per_step": 10, "negatives": 10, "positives": 4} for key in methods}
-    found = ndcg.run(settings, tmp_path, quick=True, numbers=numbers)
+    options = ndcg.NDCGOptions(data="small", methods=methods, seeds=2, epochs=4, every=2, width=4)
+    chosen = {key: {"users_per_step": 10, "negatives": 10, "positives": 4} for key in methods}
+    found = ndcg.run(options, tmp_path, hyperparameters=chosen)
     assert found["softmax"].dev.shape == (2, 2)
     assert found["softmax"].epochs.tolist() == [2, 4]
     table = (tmp_path / "ndcg.md").read_text()
@@ -58,14 +58,14 @@ def test_the_table_has_every_method_and_the_paper_beside_it(small, tmp_path):
     assert lines[0] == "method,seed,epoch,seconds,dev ndcg@10"
     assert len(lines) == 1 + 2 * 2 * 2
     with pytest.raises(ValueError, match=r"methods must be among .* got \['magic'\]"):
-        ndcg.run(ndcg.Settings(methods=("magic",)), tmp_path)
+        ndcg.run(ndcg.NDCGOptions(methods=("magic",)), tmp_path)
 
 
 def test_tuning_writes_every_trial_and_the_best(small, tmp_path):
-    settings = ndcg_tune.Settings(
+    options = ndcg_tune.NDCGTuneOptions(
         data="small", methods=("softmax",), trials=4, epochs=2, every=1, width=4, warm_up=0, finalists=2
     )
-    best = ndcg_tune.tune(settings, tmp_path)
+    best = ndcg_tune.tune(options, tmp_path)
     trials = json.loads((tmp_path / "trials.json").read_text())
     assert len(trials) == 4
     again = "dev ndcg@10, other seeds"
@@ -78,7 +78,7 @@ def test_tuning_writes_every_trial_and_the_best(small, tmp_path):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_is_tuned_and_stored_are_settings(method):
+def test_tuned_and_stored_hyperparameters_are_training_settings(method):
     columns = ndcg_tune.draw_trials(method, 5, seed=1)
     TrainingSettings().replace(**columns)
     stored = tuned("ml-1m", method)
@@ -93,34 +93,36 @@ def test_what_is_tuned_and_stored_are_settings(method):
 
 def test_every_method_gets_the_same_number_of_trials(tmp_path):
     with pytest.raises(ValueError, match="trials must be a multiple of the 2 forms, got 5"):
-        ndcg_tune.tune(ndcg_tune.Settings(trials=5, forms=FORMS), tmp_path)
+        ndcg_tune.tune(ndcg_tune.NDCGTuneOptions(trials=5, forms=FORMS), tmp_path)
     with pytest.raises(ValueError, match=r"a form must be one of .* got 'logistic'"):
-        ndcg_tune.tune(ndcg_tune.Settings(forms=("logistic",)), tmp_path)
+        ndcg_tune.tune(ndcg_tune.NDCGTuneOptions(forms=("logistic",)), tmp_path)
 
 
 def test_a_bilevel_method_is_tuned_in_all_its_forms(small, tmp_path, monkeypatch):
-    """Each form's trials are run with it, and the best in the mean of other seeds is taken."""
-    runs = []
+    """Every form gets its trials, and the finalist with the best mean over other seeds wins."""
+    trainings = []
 
-    def train(ratings, model, method, numbers, columns, *, keys, **plan):
-        runs.append((numbers.surrogate, numbers.discount, len(keys)))
-        score = {"logarithmic": 0.2, "power": 0.1 if len(runs) == 2 else 0.3}[numbers.discount]
+    def train(ratings, model, method, settings, columns, *, keys, **others):
+        trainings.append((settings.surrogate, settings.discount, len(keys)))
+        score = {"logarithmic": 0.2, "power": 0.1 if len(trainings) == 2 else 0.3}[settings.discount]
         dev = np.full((len(keys), 1), score)
         return types.SimpleNamespace(dev=dev, best_epoch=np.ones(len(keys)))
 
     monkeypatch.setattr(ndcg_tune, "train_many", train)
-    plan = {"forms": FORMS, "trials": 4, "warm_up": 0, "finalists": 4, "repeats": 2}
-    best = ndcg_tune.tune(ndcg_tune.Settings(data="small", methods=("song",), **plan), tmp_path)
+    options = ndcg_tune.NDCGTuneOptions(
+        data="small", methods=("song",), forms=FORMS, trials=4, warm_up=0, finalists=4, repeats=2
+    )
+    best = ndcg_tune.tune(options, tmp_path)
     forms = [("squared hinge", "logarithmic"), ("logistic", "power")]
-    assert [run[:2] for run in runs] == forms + forms
-    assert [run[2] for run in runs] == [2, 2, 4, 4]
+    assert [one[:2] for one in trainings] == forms + forms
+    assert [one[2] for one in trainings] == [2, 2, 4, 4]
     assert best["song"]["discount"] == "power"  # 0.1 in its trial, but 0.3 with other seeds
     trials = json.loads((tmp_path / "trials.json").read_text())
     assert len(trials) == 4
 
 
 class StoppedError(Exception):
-    """A run that was cut."""
+    """An interrupted search."""
 
 
 def test_a_gap_is_left_out_of_training_and_is_not_ranked(small):
@@ -150,19 +152,19 @@ def test_a_gap_is_left_out_of_training_and_is_not_ranked(small):
 
 @pytest.fixture
 def searched(small, tmp_path, monkeypatch):
-    """A search whose trainings are counted, and which can be cut at one of them."""
+    """A search that records its trainings, and that can be interrupted at one of them."""
 
     class Search:
-        runs: ClassVar[list] = []
-        cut: int | None = None
+        trainings: ClassVar[list] = []
+        stop_at: int | None = None
         pairs: int = 0
-        settings = ndcg_tune.Settings(
+        options = ndcg_tune.NDCGTuneOptions(
             data="small", methods=("softmax",), trials=4, finalists=2, repeats=2, warm_up=0
         )
 
         def __call__(self, resume=True, **changes):
-            self.runs.clear()
-            return ndcg_tune.tune(dataclasses.replace(self.settings, **changes), tmp_path, resume=resume)
+            self.trainings.clear()
+            return ndcg_tune.tune(dataclasses.replace(self.options, **changes), tmp_path, resume=resume)
 
         def trials(self):
             rows = json.loads((tmp_path / "trials.json").read_text())
@@ -170,53 +172,54 @@ def searched(small, tmp_path, monkeypatch):
 
     search = Search()
 
-    def train(ratings, model, method, numbers, columns, *, keys, **plan):
+    def train(ratings, model, method, settings, columns, *, keys, epochs, **others):
         search.pairs = ratings.pairs
-        if search.cut == len(search.runs):
+        if search.stop_at == len(search.trainings):
             raise StoppedError
-        search.runs.append((method, len(keys)))
-        dev = 0.1 + 0.1 * np.asarray(columns["weight_decay"])[:, None] * plan["epochs"] / 200
+        search.trainings.append((method, len(keys)))
+        dev = 0.1 + 0.1 * np.asarray(columns["weight_decay"])[:, None] * epochs / 200
         return types.SimpleNamespace(dev=dev, best_epoch=np.ones(len(keys)))
 
     monkeypatch.setattr(ndcg_tune, "train_many", train)
     return search
 
 
-def test_a_search_goes_on_where_it_stopped(searched):
+def test_a_resumed_search_runs_only_what_is_missing(searched):
     whole = searched(resume=False, methods=("softmax", "bpr"))
-    assert searched.runs == [("softmax", 4), ("softmax", 4), ("bpr", 4), ("bpr", 4)]
+    assert searched.trainings == [("softmax", 4), ("softmax", 4), ("bpr", 4), ("bpr", 4)]
     _, rows = searched.trials()
-    # Nothing is missing: nothing is run, and nothing is lost of a method that is not asked for.
+    # Nothing is missing: nothing is trained, and the trials of other methods are kept.
     assert searched() == whole
-    assert searched.runs == []
+    assert searched.trainings == []
     assert searched.trials()[1] == [row for row in rows if row["method"] == "bpr"] + rows[:4]
     # Another method.
     best = searched(methods=("listnet",))
-    assert searched.runs == [("listnet", 4), ("listnet", 4)]
+    assert searched.trainings == [("listnet", 4), ("listnet", 4)]
     assert best.items() >= whole.items()
-    # Other trials of one: the others stay.
+    # Other trials of one method: those of the others are kept.
     searched(trials=2)
-    assert searched.runs == [("softmax", 2), ("softmax", 4)]
+    assert searched.trainings == [("softmax", 2), ("softmax", 4)]
     assert searched.trials()[0]["bpr"] == 4
     # One more finalist: only that one is repeated.
     searched(methods=("bpr",), finalists=3)
-    assert searched.runs == [("bpr", 2)]
+    assert searched.trainings == [("bpr", 2)]
 
 
-@pytest.mark.parametrize("cut", [0, 1, 2, 3, 4, 5])
-def test_a_search_that_was_cut_ends_as_one_that_was_not(searched, cut):
-    """Two methods, one of them in two forms: cut at any of its trainings, and gone on with."""
-    plan = {"methods": ("softmax", "song"), "forms": FORMS}
-    whole = searched(resume=False, **plan)
-    (_, rows), count = searched.trials(), len(searched.runs)
-    searched.cut = cut
+@pytest.mark.parametrize("stop_at", [0, 1, 2, 3, 4, 5])
+def test_an_interrupted_search_ends_like_an_uninterrupted_one(searched, stop_at):
+    """Two methods, one of them in two forms: interrupted at any training, then resumed."""
+    changes = {"methods": ("softmax", "song"), "forms": FORMS}
+    whole = searched(resume=False, **changes)
+    (_, rows), count = searched.trials(), len(searched.trainings)
+    searched.stop_at = stop_at
     with pytest.raises(StoppedError):
-        searched(resume=False, **plan)
-    searched.cut = None
-    done = list(searched.runs)
-    assert searched(**plan) == whole
+        searched(resume=False, **changes)
+    searched.stop_at = None
+    done = list(searched.trainings)
+    assert searched(**changes) == whole
     assert searched.trials()[1] == rows
-    assert count <= len(done) + len(searched.runs) <= count + 1  # a repeat of one form may be done twice
+    # The repeats of one form may be trained twice.
+    assert count <= len(done) + len(searched.trainings) <= count + 1
 
 
 @pytest.mark.parametrize("gap", [0, 3])
@@ -226,7 +229,7 @@ def test_trials_are_trained_without_the_gap(searched, gap):
     assert (searched.pairs == ndcg.load_parts("small").train.pairs) == (gap == 0)
 
 
-def test_trials_of_another_search_are_not_taken(searched, tmp_path, monkeypatch):
+def test_trials_of_a_different_search_are_rejected(searched, tmp_path, monkeypatch):
     searched(resume=False)
     with pytest.raises(ValueError, match="holds a search with epochs=200, got epochs=7"):
         searched(epochs=7)
@@ -234,13 +237,13 @@ def test_trials_of_another_search_are_not_taken(searched, tmp_path, monkeypatch)
         searched(positives=10)
     with pytest.raises(ValueError, match="holds a search with gap=5, got gap=0"):
         searched(gap=0)
-    # A new search that was cut at once: its settings are in the folder, the old trials must not be.
-    searched.cut = 0
+    # A new search that is interrupted at once has written its options: the old trials must be gone.
+    searched.stop_at = 0
     with pytest.raises(StoppedError):
         searched(resume=False, epochs=7)
-    searched.cut = None
+    searched.stop_at = None
     searched(epochs=7)
-    assert searched.runs == [("softmax", 4), ("softmax", 4)]
+    assert searched.trainings == [("softmax", 4), ("softmax", 4)]
     # Another start of the bilevel methods.
     monkeypatch.setattr(ndcg_tune, "tuned", lambda data, method: {"temperature": 3.0})
     with pytest.raises(ValueError, match="holds a search with warm up="):
@@ -253,13 +256,19 @@ def test_trials_of_another_search_are_not_taken(searched, tmp_path, monkeypatch)
 
 def test_times_are_of_whole_epochs(small, tmp_path, monkeypatch):
     monkeypatch.setattr(ndcg_speed, "_repeat", lambda work, times: [work() or 1.0 for _ in range(times)])
-    settings = ndcg_speed.Settings(data="small", methods=("softmax",), users_per_step=10, repeats=2, width=4)
-    rows = ndcg_speed.measure(settings, tmp_path)
-    looks = ["evaluation of test", "evaluation of dev and test"]
-    assert [row["what"] for row in rows] == [*looks, "epoch of softmax, paper", "epoch of softmax, tuned"]
+    options = ndcg_speed.NDCGSpeedOptions(
+        data="small", methods=("softmax",), users_per_step=10, repeats=2, width=4
+    )
+    rows = ndcg_speed.measure(options, tmp_path)
+    evaluations = ["evaluation of test", "evaluation of dev and test"]
+    assert [row["what"] for row in rows] == [
+        *evaluations,
+        "epoch of softmax, paper",
+        "epoch of softmax, tuned",
+    ]
     users = sum(np.bincount(small.user) >= 11)
     assert rows[2]["steps"] == users // 10
-    assert rows[2]["seconds"] == pytest.approx(0.2)  # of the five epochs that take one second
+    assert rows[2]["seconds"] == pytest.approx(0.2)  # five epochs take one second
     assert all(row["least"] <= row["seconds"] <= row["most"] for row in rows)
     assert json.loads((tmp_path / "speed.json").read_text()) == rows
 
@@ -281,20 +290,20 @@ def test_paired_differences_are_over_users_of_means_over_seeds():
 
 
 def test_a_search_and_the_table_by_commands(small, tmp_path):
-    """What a search finds is what the table can be made with."""
+    """The table can use the hyper-parameters that a search found."""
     pytest.importorskip("typer", reason="the command line needs typer")
     from typer.testing import CliRunner
 
     from bilevax.cli import app
 
-    def run(*words):
+    def invoke(*words):
         return CliRunner().invoke(app, [*words, "--method", "softmax", "--quick", "--out", str(tmp_path)])
 
-    assert run("tune", "small").exit_code == 0
+    assert invoke("tune", "small").exit_code == 0
     best = tmp_path / "tune-small" / "best.json"
-    result = run("reproduce", "ndcg", "--data", "small", "--numbers", str(best))
+    result = invoke("reproduce", "ndcg", "--data", "small", "--hyperparameters", str(best))
     assert result.exit_code == 0, result.output
-    used = json.loads((tmp_path / "ndcg" / "settings.json").read_text())["settings"]["numbers"]
+    used = json.loads((tmp_path / "ndcg" / "settings.json").read_text())["options"]["hyperparameters"]
     assert used == json.loads(best.read_text())
     for text, words in (
         ("{", "must be a JSON file"),
@@ -302,27 +311,30 @@ def test_a_search_and_the_table_by_commands(small, tmp_path):
         ('{"magic": {}}', "got ['magic']"),
     ):
         best.write_text(text)
-        result = run("reproduce", "ndcg", "--data", "small", "--numbers", str(best))
+        result = invoke("reproduce", "ndcg", "--data", "small", "--hyperparameters", str(best))
         assert result.exit_code == 1
         assert words in " ".join(result.output.split())
 
 
-def test_a_catalogue_smaller_than_the_tables_cutoffs_can_be_searched(tmp_path, monkeypatch):
+def test_a_search_works_with_fewer_items_than_the_cutoffs(tmp_path, monkeypatch):
     table = generate.interactions(20, 40, 480, seed=0).table
     monkeypatch.setattr(ndcg, "load_interactions", lambda name: table)
-    plan = {"trials": 2, "epochs": 1, "every": 1, "finalists": 1, "repeats": 0, "width": 2, "positives": 3}
-    best = ndcg_tune.tune(ndcg_tune.Settings(data="few", methods=("softmax",), gap=1, **plan), tmp_path)
+    options = ndcg_tune.NDCGTuneOptions(
+        data="few", methods=("softmax",), gap=1, trials=2, epochs=1, every=1, finalists=1, repeats=0, width=2,
+        positives=3,
+    )  # fmt: skip
+    best = ndcg_tune.tune(options, tmp_path)
     assert best["softmax"]["positives"] == 3
 
 
-def test_a_gap_that_nobody_has_the_ratings_for_is_refused(small):
-    with pytest.raises(DataError, match="a gap of 500 takes users with 511 ratings, got none"):
+def test_a_gap_larger_than_every_users_ratings_is_rejected(small):
+    with pytest.raises(DataError, match="a gap of 500 needs users with 511 ratings, got none"):
         ndcg.load_parts("small", gap=500)
 
 
 @pytest.mark.skipif("BILEVAX_DATA" not in os.environ, reason="BILEVAX_DATA names no folder with ml-1m.zip")
 def test_popularity_on_movielens():
-    """The split and the protocol, by figures that an independent program found for them."""
+    """The split and the protocol agree with the results of an independent program."""
     parts = ndcg.load_parts("ml-1m")
     assert (parts.train.users, parts.train.item_count, parts.train.pairs) == (6040, 3706, 939_809)
     model = Popularity()

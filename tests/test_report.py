@@ -1,4 +1,4 @@
-"""A report leaves a table, a plot and the settings."""
+"""A report writes tables, plots and the options of the experiment."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from bilevax.experiments.report import Report, spread
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Options:
     seeds: tuple[int, ...] = (0, 1)
     folder: Path = Path("somewhere")
 
 
-def test_a_table_is_written_as_csv_and_markdown_and_shown(tmp_path, capsys):
-    report = Report(tmp_path / "new", Settings(), quick=True)
+def test_a_table_is_written_as_csv_and_markdown_and_printed(tmp_path, capsys):
+    report = Report(tmp_path / "new", Options(), quick=True)
     rows = [{"noise": 0.1, "ours": spread([0.8, 0.9])}, {"noise": 0.2, "paper": np.float64(0.5)}]
     report.table("noise", rows, "Accuracy", "a note")
     with (tmp_path / "new" / "noise.csv").open(encoding="utf-8") as file:
@@ -34,12 +34,12 @@ def test_a_table_is_written_as_csv_and_markdown_and_shown(tmp_path, capsys):
     assert "0.8500" in capsys.readouterr().out
 
 
-def test_the_settings_say_what_ran_and_how_long(tmp_path):
-    report = Report(tmp_path, Settings())
+def test_settings_json_holds_options_facts_and_seconds(tmp_path):
+    report = Report(tmp_path, Options())
     report.fact("found", {"upper_step": np.float32(0.5), "seeds": np.arange(2)})
     report.finish()
     facts = json.loads((tmp_path / "settings.json").read_text(encoding="utf-8"))
-    assert facts["settings"] == {"seeds": [0, 1], "folder": "somewhere"}
+    assert facts["options"] == {"seeds": [0, 1], "folder": "somewhere"}
     assert facts["found"] == {"upper_step": 0.5, "seeds": [0, 1]}
     assert facts["seconds"] >= 0
 
@@ -51,7 +51,7 @@ def test_a_figure_is_written(tmp_path):
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_before_any_work(tmp_path):
+def test_a_folder_that_cannot_be_created_is_an_error_before_any_work(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError):
         Report(tmp_path / "file" / "results", {})

@@ -1,4 +1,4 @@
-"""The variants are what they say they are, and the experiment on them writes its tables."""
+"""The variants do what their names say, and the experiment on them writes its tables."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from typer.testing import CliRunner
 
 import bilevax as bx
 import bilevax.testing
-from bilevax._step.clocks import Clock, Clocks, CompensatedSum
-from bilevax._step.slots import Memory, Moving
-from bilevax._step.trackers import Rates, Visit
 from bilevax.cli import app
 from bilevax.experiments.theorems import choices
-from bilevax.experiments.theorems.answers import QUESTIONS, Grid, Settings
+from bilevax.experiments.theorems.answers import QUESTIONS, ChoicesOptions, Grid
 from bilevax.experiments.theorems.problems import make_family, stationary_point
 from bilevax.experiments.theorems.variants import EagerSolve, ExtraBatchBSVRBv1, SameBatchBSVRBv1
+from bilevax.solvers.toolkit import Clock, Clocks, CompensatedSum, Memory, Moving, Rates, Visit
 
 KINDS = (bx.BSVRBv1, SameBatchBSVRBv1, ExtraBatchBSVRBv1)
 VERSION_1 = {"upper_step": 0.1, "lower_step": 0.1, "alpha": 0.3, "beta": 0.3, "floor": 0.5}
@@ -43,7 +41,7 @@ def run(kind, noise, steps):
     ).state
 
 
-def test_an_eager_projection_is_one_in_every_missed_step():
+def test_an_eager_projection_projects_in_every_missed_step():
     rng = np.random.default_rng(0)
     value, slope = rng.normal(size=(2, 3, 4)).astype(np.float32)
     value *= 1.4 / np.linalg.norm(value, axis=1, keepdims=True)
@@ -72,7 +70,7 @@ def test_without_noise_it_does_not_matter_which_hessian_is_used():
     assert np.linalg.norm(ends[0] - 1) > 0.01  # x0 is one
 
 
-def test_the_refreshed_hessian_is_used_at_once_and_kept():
+def test_the_refreshed_hessian_is_used_at_once_and_stored():
     old, same, extra = (run(kind, noise=1.0, steps=1) for kind in KINDS)
     hessians = [next(iter(state.levels.values())).hessian for state in (old, same, extra)]
     np.testing.assert_allclose(hessians[1], hessians[0], rtol=1e-6)  # refreshed on the same rows
@@ -87,19 +85,19 @@ def test_the_stationary_point_is_stationary():
 
 def test_choices_write_their_tables(tmp_path):
     grid = Grid((0.5,), (0.35,), (0.3,))
-    settings = Settings(
+    options = ChoicesOptions(
         questions=("gamma", "output"), epsilon=0.6, grids=dict.fromkeys(QUESTIONS, grid),
         copies=(1,), seeds=2, most=500, blocks=6, blocks_per_step=3, batch_size=8, dimension=2, rows=10,
     )  # fmt: skip
-    answers = choices.run(settings, tmp_path)
-    assert [answer.way for answer in answers] == ["by the formula", "1 − α (STORM)", "0"]
+    answers = choices.run(options, tmp_path)
+    assert [answer.variant for answer in answers] == ["by the formula", "1 − α (STORM)", "0"]
     assert np.isfinite(answers[0].steps).all()
     with (tmp_path / "outputs.csv").open(encoding="utf-8") as file:
         (first, *_) = csv.DictReader(file)
     assert float(first["random"].split()[0]) <= 1.0
 
 
-def test_an_unknown_question_is_told_in_a_sentence(tmp_path):
+def test_an_unknown_question_is_an_error_message(tmp_path):
     result = CliRunner().invoke(app, ["reproduce", "choices", "--question", "why", "--out", str(tmp_path)])
     assert result.exit_code == 1
     assert "questions must be among" in result.output

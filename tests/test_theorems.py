@@ -20,7 +20,7 @@ from bilevax.cli import app
 from bilevax.experiments.report import Report
 from bilevax.experiments.theorems import error_terms, lanes, rates, restarts
 from bilevax.experiments.theorems.error_terms import ErrorTerms
-from bilevax.experiments.theorems.fits import fit_exponent, student_quantile
+from bilevax.experiments.theorems.fits import fit_exponent
 from bilevax.experiments.theorems.problems import (
     copied,
     make_family,
@@ -32,7 +32,7 @@ from bilevax.experiments.theorems.problems import (
 from bilevax.experiments.theorems.scalings import METHODS, Sizes
 from bilevax.experiments.theorems.truth import Gap, Truth
 
-SAMPLING = Sizes(6, 2, 3)
+SIZES = Sizes(6, 2, 3)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_a_planted_exponent_is_recovered_within_its_interval():
     assert found[0].at(np.array([0.1]))[0] == pytest.approx(7 * 0.1**-3.3, rel=0.1)
 
 
-def test_an_abscissa_that_a_seed_did_not_reach_is_left_out():
+def test_a_fit_leaves_out_an_abscissa_where_a_seed_failed():
     steps = np.array([[8.0, 8.0], [64.0, 64.0], [np.inf, 512.0]])
     found = fit_exponent(np.array([4.0, 2.0, 1.0]), steps)
     assert (found.points, round(found.slope, 6)) == (2, -3.0)
@@ -65,12 +65,14 @@ def test_an_abscissa_that_a_seed_did_not_reach_is_left_out():
 
 
 @pytest.mark.parametrize(("freedom", "quantile"), [(1, 12.706), (7, 2.365), (30, 2.042)])
-def test_students_quantiles_are_those_of_the_tables(freedom, quantile):
-    assert student_quantile(0.975, freedom) == pytest.approx(quantile, abs=2e-3)
+def test_confidence_intervals_use_students_quantiles(freedom, quantile):
+    steps = np.exp(np.random.default_rng(1).normal(size=(3, freedom + 1)))
+    found = fit_exponent(np.array([4.0, 2.0, 1.0]), steps)
+    assert found.half_width / found.error == pytest.approx(quantile, abs=2e-3)
 
 
 @pytest.mark.parametrize("mean", [False, True])
-def test_the_truth_on_the_device_is_the_familys(mean):
+def test_the_traced_truth_equals_the_familys(mean):
     family = make_family(mean, 6, 3, 10)
     truth, x = Truth.of(family), np.array([0.3, -1.2, 0.7], np.float32)
     y = family.lower_solution(x)
@@ -93,7 +95,7 @@ def test_the_gap_is_that_of_the_pl_family():
     assert float(gap(family.optimum.astype(np.float32))) == 0
 
 
-def test_copies_and_a_common_factor_leave_f_as_it_is(family):
+def test_copies_and_a_common_factor_leave_f_unchanged(family):
     x = np.array([0.3, -1.2, 0.7])
     tripled, common = copied(family, 3), with_common_factor(family)
     for other in (tripled, common):
@@ -106,7 +108,7 @@ def test_copies_and_a_common_factor_leave_f_as_it_is(family):
     assert tripled.problem.count == 18
 
 
-def test_the_noise_of_terms_is_that_of_samples():
+def test_the_noise_of_terms_is_the_variance_of_samples():
     quiet = bilevax.testing.quadratic_blocks(m=4, d_x=2, d_y=2, rows=3, noise=0.0)
     assert noise_of_terms(quiet)["rows"] == pytest.approx(0, abs=1e-20)
     family = make_family(False, 6, 3, 10)
@@ -122,35 +124,35 @@ def test_the_noise_of_terms_is_that_of_samples():
 @pytest.mark.parametrize("name", list(METHODS))
 def test_parameters_scale_as_the_theorem_says(name, family):
     method = METHODS[name]
-    large, small = (method.make(0.3, epsilon, SAMPLING, family.constants) for epsilon in (0.02, 0.01))
+    large, small = (method.make(0.3, epsilon, SIZES, family.constants) for epsilon in (0.02, 0.01))
     power = 2 if method.exponent == -3 else 4  # η ∝ ε or ε²: its square over β's
     assert large.beta / small.beta == pytest.approx(4)
     assert (large.upper_step / small.upper_step) ** 2 == pytest.approx(2**power)
 
 
 def test_lanes_agree_with_a_plain_loop(family):
-    solver = METHODS["MMBO-v2"].make(1.0, 0.5, SAMPLING, family.constants)
-    plan, goal = make_task(family, SAMPLING, "all"), 1.0
+    solver = METHODS["MMBO-v2"].make(1.0, 0.5, SIZES, family.constants)
+    task, goal = make_task(family, SIZES, "all"), 1.0
     keys = jax.random.split(jax.random.key(3), 2)
     truth = Truth.of(family)
-    reached = lanes.steps_until(plan, [solver], keys, truth.squared_gradient, goal, 500, progress=None)
+    reached = lanes.steps_until(task, [solver], keys, truth.squared_gradient, goal, 500, progress=None)
     for key, steps in zip(keys, reached.steps[0], strict=True):
-        state = solver.init(plan.problem, plan.x0, plan.y0, key=key, sampling=plan.sampling)
+        state = solver.init(task.problem, task.x0, task.y0, key=key, sampling=task.sampling)
         step, total = jax.jit(solver.step), 0.0
         for t in range(1, 501):
             total += float(np.sum(family.gradient(state.x) ** 2))
             if total / t <= goal:
                 break
-            state, _ = step(plan.problem, state)
+            state, _ = step(task.problem, state)
         assert t == steps
 
 
-def test_lanes_that_diverge_or_are_too_slow_never_get_there(family):
-    slow = METHODS["MMBO-v2"].make(0.01, 0.3, SAMPLING, family.constants)
+def test_lanes_that_diverge_or_are_too_slow_do_not_reach_the_goal(family):
+    slow = METHODS["MMBO-v2"].make(0.01, 0.3, SIZES, family.constants)
     wild = dataclasses.replace(slow, upper_step=1e6)
-    plan = make_task(family, SAMPLING, None)
+    task = make_task(family, SIZES, None)
     reached = lanes.steps_until(
-        plan,
+        task,
         [slow, wild],
         jax.random.split(jax.random.key(0), 2),
         Truth.of(family).squared_gradient,
@@ -165,22 +167,22 @@ def test_lanes_that_diverge_or_are_too_slow_never_get_there(family):
 def test_without_noise_and_with_all_blocks_estimators_have_no_error(name, exact):
     family = bilevax.testing.quadratic_blocks(m=4, d_x=2, d_y=2, rows=3, noise=0.0)
     solver = METHODS[name].make(0.5, 0.1, Sizes(4, 4, 2), family.constants)
-    plan = lanes.Task(family.problem, family.x0, family.y0, bx.Sampling(4, 2, False, "all"))
+    task = lanes.Task(family.problem, family.x0, family.y0, bx.Sampling(4, 2, False, "all"))
     keys = jax.random.split(jax.random.key(0), 1)
-    seen = lanes.trace(plan, [solver], keys, ErrorTerms(Truth.of(family)), [7], None)
+    seen = lanes.trace(task, [solver], keys, ErrorTerms(Truth.of(family)), [7], None)
     assert max(seen[term].max() for term in exact) < 1e-10
     assert seen["y"].max() > 1e-4  # y starts from zero, and x moves
 
 
-def test_a_stage_without_restarts_has_the_parameters_of_that_stage(family):
-    solver = restarts.at_stage(METHODS["BSVRB v2"].make(0.5, 0.1, SAMPLING, family.constants), 2)
-    base = METHODS["BSVRB v2"].make(0.5, 0.1, SAMPLING, family.constants)
+def test_constant_parameters_are_those_of_their_stage(family):
+    solver = restarts.at_stage(METHODS["BSVRB v2"].make(0.5, 0.1, SIZES, family.constants), 2)
+    base = METHODS["BSVRB v2"].make(0.5, 0.1, SIZES, family.constants)
     assert solver.beta == base.beta / 4
     assert solver.upper_step == pytest.approx(base.upper_step / 2)
     assert solver.inverse_step == pytest.approx(base.inverse_step / 2)
 
 
-TINY = rates.Settings(
+TINY = rates.RatesOptions(
     methods=("MMBO-v2",),
     parts=("epsilon", "control", "sizes"),
     averaged_epsilons=(0.6, 0.5),
@@ -223,12 +225,12 @@ def test_error_terms_write_a_table_and_a_plot(tmp_path):
     assert (tmp_path / "errors.png").stat().st_size > 1000
 
 
-def test_no_constant_that_gets_there_is_an_error():
-    with pytest.raises(ValueError, match="constants must hold one"):
+def test_it_is_an_error_if_no_constant_reaches_epsilon():
+    with pytest.raises(ValueError, match="constants must contain one"):
         rates.best_constant("SONG", {0.5: np.inf, 1.0: np.inf}, TINY)
 
 
-def test_a_race_ends_when_it_is_settled():
+def test_a_race_ends_when_the_winner_is_certain():
     unsettled = np.array([[100, 0], [0, 0]])
     settled = np.array([[100, 140], [0, 90]])
     assert not lanes._settled(unsettled, 10**6, race=True)
@@ -239,11 +241,11 @@ def test_a_race_ends_when_it_is_settled():
 
 
 def test_restarts_write_a_table_and_a_plot(tmp_path):
-    settings = restarts.Settings(
+    options = restarts.RestartsOptions(
         methods=("BSVRB v2",), first=50, stages=3, tuning_stages=3, constants=(0.2,), constant_stages=(0,),
         seeds=2, blocks=6, blocks_per_step=3, batch_size=4, dimension=2, rows=10,
     )  # fmt: skip
-    curves = restarts.run(settings, tmp_path)
+    curves = restarts.run(options, tmp_path)
     assert [row["parameters"] for row in read(tmp_path / "restarts.csv")] == ["restarts", "k = 0"]
     assert curves[0].gap[:, -1].max() < curves[0].gap[:, 0].min()
     assert (tmp_path / "restarts.png").stat().st_size > 1000
@@ -257,7 +259,7 @@ def test_restarts_write_a_table_and_a_plot(tmp_path):
         (["restarts", "--method", "SONG"], "methods must be among"),
     ],
 )
-def test_unknown_names_are_told_in_a_sentence(arguments, words, tmp_path):
+def test_unknown_names_are_an_error_message(arguments, words, tmp_path):
     result = CliRunner().invoke(app, ["reproduce", *arguments, "--out", str(tmp_path)])
     assert result.exit_code == 1
     assert words in result.output

@@ -1,4 +1,4 @@
-"""`bilevax reproduce ablation`: what more blocks (I) and more rows (B) per step give."""
+"""`bilevax reproduce ablation`: the speed-up from more blocks (I) and more rows (B) per step."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from bilevax.solvers.toolkit import msvr_gamma
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """What `bilevax reproduce ablation` is run with.
+class AblationOptions:
+    """The options of `bilevax reproduce ablation`.
 
     Attributes:
       data: the data set.
       methods: the methods.
-      blocks_per_step: the values of I, at the paper's B.
-      batch_sizes: the values of B, at the paper's I.
-      trials: runs per setting, all in one vmapped program.
+      blocks_per_step: values of I, at the paper's B.
+      batch_sizes: values of B, at the paper's I.
+      trials: runs per (I, B), all in one vmapped program.
       steps: steps of every run.
-      seed: of the first trial.
-      rows: use only so many rows of the data; None takes all.
+      seed: seed of the first trial.
+      rows: number of rows of the data to use; None uses all.
       blocks: m.
     """
 
@@ -41,10 +41,23 @@ class Settings:
     rows: int | None = None
     blocks: int = validation.BLOCKS
 
+    def quick(self) -> AblationOptions:
+        """A short check: few values, trials, steps, rows and blocks."""
+        return dataclasses.replace(
+            self, blocks_per_step=(2, 10), batch_sizes=(4, 32), trials=2, steps=100, rows=1000, blocks=20
+        )
+
 
 @dataclasses.dataclass(frozen=True)
-class Curve:
-    """The mean validation loss of all trials of one (I, B)."""
+class SizeCurve:
+    """The validation loss over steps for one I and B: mean and standard deviation over trials.
+
+    Attributes:
+      method: the method.
+      varied, value: which of "I" and "B" is varied, and its value.
+      step, seconds: when the loss was measured; seconds are per trial.
+      loss, sd: mean and standard deviation.
+    """
 
     method: str
     varied: str
@@ -55,85 +68,83 @@ class Curve:
     sd: np.ndarray
 
 
-def run(settings: Settings, folder: str | Path, *, quick: bool = False) -> list[Curve]:
-    """Runs the methods with every I and every B; writes a table and a plot into a folder."""
-    if quick:
-        settings = dataclasses.replace(
-            settings, blocks_per_step=(2, 10), batch_sizes=(4, 32), trials=2, steps=100, rows=1000, blocks=20
-        )
-    report = Report(folder, settings, quick=quick)
-    config = validation.tuned(settings.data)
+def run(options: AblationOptions, folder: str | Path, *, quick: bool = False) -> list[SizeCurve]:
+    """Runs the methods with every I and every B; writes a table and a plot to a folder."""
+    options = options.quick() if quick else options
+    report = Report(folder, options, quick=quick)
+    config = validation.tuned(options.data)
     report.fact("tuned", config)
     curves, seen = [], {}
-    for method in settings.methods:
-        pairs = [("I", value, validation.BATCH) for value in settings.blocks_per_step]
-        pairs += [("B", validation.BLOCKS_PER_STEP, value) for value in settings.batch_sizes]
+    for method in options.methods:
+        pairs = [("I", value, validation.BATCH) for value in options.blocks_per_step]
+        pairs += [("B", validation.BLOCKS_PER_STEP, value) for value in options.batch_sizes]
         for varied, count, batch in pairs:
             if (method, count, batch) not in seen:
                 print(f"{method}, I = {count}, B = {batch}")
-                seen[method, count, batch] = _curve(method, varied, count, batch, config, settings)
+                seen[method, count, batch] = _curve(method, varied, count, batch, config, options)
             value = count if varied == "I" else batch
             curves.append(dataclasses.replace(seen[method, count, batch], varied=varied, value=value))
     note = (
-        "steps and seconds: until the validation loss is that which the smallest value ends with; "
-        f"seconds are of one run among {settings.trials} side by side. speed-up: against the "
-        "smallest value. The paper shows curves only: 'the convergence speed increases as I and B increases'."
+        "steps, seconds: until the validation loss is as low as at the end with the smallest I or B; the "
+        f"time of {options.trials} runs side by side is divided by {options.trials}. speed-up: relative to "
+        "the smallest I or B. The paper shows only curves: 'the convergence speed increases as I and B "
+        "increases'."
     )
-    report.table("ablation", table(curves), f"Speed-up in I and in B on {settings.data}", note)
+    report.table("ablation", table(curves), f"Speed-up in I and in B on {options.data}", note)
     report.figure("ablation", _plot(curves))
     report.finish()
     return curves
 
 
 def _curve(
-    method: str, varied: str, count: int, batch: int, config: dict[str, Any], settings: Settings
-) -> Curve:
-    seeds = range(settings.seed, settings.seed + settings.trials)
-    splits = [validation.load_split(settings.data, seed, settings.rows) for seed in seeds]
+    method: str, varied: str, count: int, batch: int, config: dict[str, Any], options: AblationOptions
+) -> SizeCurve:
+    seeds = range(options.seed, options.seed + options.trials)
+    splits = [validation.load_split(options.data, seed, options.rows) for seed in seeds]
     tasks = [
-        validation.make_task(split, config["ridge"], seed, settings.blocks)
+        validation.make_task(split, config["ridge"], seed, options.blocks)
         for split, seed in zip(splits, seeds, strict=True)
     ]
-    numbers = scaled(config[method], count / settings.blocks)
+    hyperparameters = scaled(config[method], count / options.blocks)
     swept = bx.sweep(
         [task.problem for task in tasks],
         tasks[0].x0,
         tasks[0].y0,
         solver=validation.METHODS[method],
-        settings={name: [value] for name, value in numbers.items()},
-        steps=settings.steps,
-        keys=jax.random.split(jax.random.key(settings.seed), settings.trials),
+        settings={name: [value] for name, value in hyperparameters.items()},
+        steps=options.steps,
+        keys=jax.random.split(jax.random.key(options.seed), options.trials),
         blocks_per_step=count,
         batch_size=batch,
         metrics={"validation_loss": validation.validation_loss},
-        every=max(1, settings.steps // 100),
+        every=max(1, options.steps // 100),
     )
     losses = swept.history["validation_loss"][0]
     value = count if varied == "I" else batch
-    seconds = swept.seconds / settings.trials
-    return Curve(method, varied, value, swept.step, seconds, losses.mean(0), losses.std(0, ddof=1))
+    seconds = swept.seconds / options.trials
+    return SizeCurve(method, varied, value, swept.step, seconds, losses.mean(0), losses.std(0, ddof=1))
 
 
-def scaled(numbers: dict[str, float], share: float) -> dict[str, float]:
-    """Tuned numbers, for another share I/m of the blocks in a step than they were tuned with.
+def scaled(hyperparameters: dict[str, float], share: float) -> dict[str, float]:
+    """Adapts tuned hyper-parameters to another share I/m of blocks per step.
 
-    A block that is visited more often may move further in a step: τ grows with I, as in Theorem 1. γ keeps
-    its ratio to Theorem 1's.
+    A block that is visited more often may move further in a step: τ is proportional to I, as in Theorem 1.
+    The ratio of γ to the formula of Theorem 1 stays the same.
 
     Example:
       >>> scaled({"lower_step": 0.5, "alpha": 0.1, "gamma": 10.0}, share=0.2)["lower_step"]
       1.0
     """
     tuned = validation.BLOCKS_PER_STEP / validation.BLOCKS
-    out = numbers | {"lower_step": numbers["lower_step"] * share / tuned}
-    if "gamma" in numbers:
-        alpha = numbers["alpha"]
+    out = hyperparameters | {"lower_step": hyperparameters["lower_step"] * share / tuned}
+    if "gamma" in hyperparameters:
+        alpha = hyperparameters["alpha"]
         out["gamma"] *= float(msvr_gamma(alpha, share) / msvr_gamma(alpha, tuned))
     return out
 
 
-def table(curves: list[Curve]) -> list[dict[str, Any]]:
-    """Steps and seconds until every curve is as low as the first of its group ends."""
+def table(curves: list[SizeCurve]) -> list[dict[str, Any]]:
+    """Steps and seconds until each curve is as low as the end of the first curve of its group."""
     rows = []
     for method, varied in dict.fromkeys((curve.method, curve.varied) for curve in curves):
         group = [curve for curve in curves if (curve.method, curve.varied) == (method, varied)]
@@ -159,7 +170,7 @@ def table(curves: list[Curve]) -> list[dict[str, Any]]:
     return [{name: row[name] for name in order if name in row} for row in rows]
 
 
-def _plot(curves: list[Curve]) -> Any:
+def _plot(curves: list[SizeCurve]) -> Any:
     from matplotlib.figure import Figure
 
     methods = list(dict.fromkeys(curve.method for curve in curves))

@@ -1,14 +1,14 @@
-"""Noisy labels: 100 classifiers that agree on which training rows to trust. Run by `make demo`.
+"""Noisy labels: 100 classifiers learn together which training rows to trust. `make demo` runs it.
 
-Is a handwritten digit at least 5? There are plenty of training rows, but 40% of their labels are flipped;
-60 rows are known to be clean. The upper variable x holds a weight per training row, which all blocks share.
+Is a handwritten digit at least 5? There are many training rows, but 40% of their labels are flipped; 60 rows
+are known to be clean. The upper variable x holds a weight for each training row, which all blocks share.
 Block i is a logistic regression on the weighted rows, at temperature T_i, judged by its loss on clean rows:
 
     min_x 1/m Σ_i mean over clean rows of loss(y_i(x)/T_i)
     y_i(x) = argmin_y mean over noisy rows of sigmoid(x) · loss(y/T_i), + ridge/2 ‖y‖²
 
-A temperature is a strength of regularisation, ridge · T², so that no single one has to be chosen. The
-settings below were chosen on the splits 100 to 119; the demo runs on others.
+A temperature T amounts to a strength of regularisation, ridge · T²: with many, none has to be chosen. The
+hyper-parameters below were tuned on the splits 100 to 119; the demo uses other splits.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from jax import Array
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
+from scipy import stats
 from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
@@ -49,8 +50,8 @@ class Labelled(NamedTuple):
     label: np.ndarray
 
 
-class Split(NamedTuple):
-    """One division of the digits; `flipped` says which labels of `noisy` are wrong."""
+class DigitsSplit(NamedTuple):
+    """A split of the digits; `flipped` is a mask of the wrong labels of `noisy`."""
 
     noisy: Labelled
     clean: Labelled
@@ -58,16 +59,16 @@ class Split(NamedTuple):
     flipped: np.ndarray
 
 
-class Model(NamedTuple):
-    """A classifier on a split: which, how good on the test rows, and what it took to fit."""
+class Score(NamedTuple):
+    """The test accuracy of a classifier on a split, and the seconds of its fit."""
 
     name: str
     accuracy: float
     seconds: float
 
 
-def load_split(seed: int) -> Split:
-    """Digits as principal components, stratified: 30% test rows, 60 clean rows, the rest noisy."""
+def load_split(seed: int) -> DigitsSplit:
+    """A stratified split of the digits, as principal components: 30% test, 60 clean, and noisy rows."""
     pixels, digits = load_digits(return_X_y=True)
     rest, test = train_test_split(np.arange(len(digits)), test_size=0.3, stratify=digits, random_state=seed)
     noisy, clean = train_test_split(rest, test_size=CLEAN_ROWS, stratify=digits[rest], random_state=seed)
@@ -79,8 +80,8 @@ def load_split(seed: int) -> Split:
 
     flipped = np.random.default_rng(seed).random(len(noisy)) < FLIPPED
     true = rows(noisy)
-    seen = Labelled(true.row, np.where(flipped, -true.label, true.label))
-    return Split(seen, rows(clean), rows(test), flipped)
+    given = Labelled(true.row, np.where(flipped, -true.label, true.label))
+    return DigitsSplit(given, rows(clean), rows(test), flipped)
 
 
 def loss(y: Array, block: dict[str, Array], batch: dict[str, Array]) -> Array:
@@ -94,11 +95,11 @@ def upper(x: Array, y: Array, block: dict[str, Array], batch: dict[str, Array]) 
 
 
 def lower(x: Array, y: Array, block: dict[str, Array], batch: dict[str, Array]) -> Array:
-    """g_i: the weighted loss on noisy rows, with a ridge."""
+    """g_i: the weighted loss on noisy rows, with a ridge penalty."""
     return jnp.mean(jax.nn.sigmoid(x[batch["index"]]) * loss(y, block, batch)) + RIDGE / 2 * y @ y
 
 
-def make_problem(split: Split) -> bx.Problem:
+def make_problem(split: DigitsSplit) -> bx.Problem:
     """The bilevel problem of a split."""
     return bx.Problem(
         upper=upper,
@@ -110,17 +111,17 @@ def make_problem(split: Split) -> bx.Problem:
 
 
 def logits(rows: Labelled, y: Array) -> np.ndarray:
-    """What every block says about every row."""
+    """The logit of every row in every block."""
     return rows.row @ np.asarray(y).T / TEMPERATURES
 
 
-def clean_losses(split: Split, y: Array) -> np.ndarray:
-    """Every block's loss on all clean rows."""
+def clean_losses(split: DigitsSplit, y: Array) -> np.ndarray:
+    """The loss of every block on all clean rows."""
     return np.logaddexp(0, -split.clean.label[:, None] * logits(split.clean, y)).mean(0)
 
 
-def learn(solver: Any, split: Split, seed: int, steps: int) -> bx.Result:
-    """Runs a solver, with a progress bar."""
+def learn(solver: Any, split: DigitsSplit, seed: int, steps: int) -> bx.Result:
+    """Learns the weights with a solver; shows a progress bar."""
     return bx.minimize(
         make_problem(split),
         jnp.zeros(len(split.flipped)),
@@ -139,27 +140,27 @@ def weights(result: bx.Result) -> np.ndarray:
     return np.asarray(jax.nn.sigmoid(result.x))
 
 
-def models(name: str, result: bx.Result, split: Split) -> list[Model]:
-    """The blocks as one classifier: their mean, and the one that is best on the clean rows."""
+def scores(name: str, result: bx.Result, split: DigitsSplit) -> list[Score]:
+    """The blocks as a classifier: their mean, and the block with the smallest loss on the clean rows."""
     seconds = float(result.history["seconds"][-1])
-    said, best = logits(split.test, result.y), np.argmin(clean_losses(split, result.y))
-    choices = {"mean of blocks": said.mean(1), "best block": said[:, best]}
+    of_blocks, best = logits(split.test, result.y), np.argmin(clean_losses(split, result.y))
+    choices = {"mean of blocks": of_blocks.mean(1), "best block": of_blocks[:, best]}
     right = {which: (one > 0) == (split.test.label > 0) for which, one in choices.items()}
-    return [Model(f"{name}, {which}", float(one.mean()), seconds) for which, one in right.items()]
+    return [Score(f"{name}, {which}", float(one.mean()), seconds) for which, one in right.items()]
 
 
-def logistic_regression(name: str, training: Labelled, test: Labelled) -> Model:
-    """scikit-learn's, with C chosen by 5-fold cross-validation of the log-loss."""
+def logistic_regression(name: str, training: Labelled, test: Labelled) -> Score:
+    """scikit-learn's logistic regression, with C chosen by 5-fold cross-validation of the log-loss."""
     began = time.perf_counter()
     grid = {"C": np.logspace(-4, 2, 7)}
     search = GridSearchCV(LogisticRegression(solver="newton-cholesky"), grid, scoring="neg_log_loss", cv=5)
     search.fit(training.row[:, :-1], training.label)
     accuracy = np.mean(search.predict(test.row[:, :-1]) == test.label)
-    return Model(name, float(accuracy), time.perf_counter() - began)
+    return Score(name, float(accuracy), time.perf_counter() - began)
 
 
-def baselines(split: Split) -> list[Model]:
-    """What one would do without the bilevel problem; the last needs labels that nobody has."""
+def baselines(split: DigitsSplit) -> list[Score]:
+    """Logistic regressions on all rows, on the clean rows, and, as a bound, on all rows with true labels."""
     everything = Labelled(*(np.concatenate(pair) for pair in zip(split.noisy, split.clean, strict=True)))
     flips = np.r_[split.flipped, np.zeros(CLEAN_ROWS, bool)]
     true = Labelled(everything.row, np.where(flips, -everything.label, everything.label))
@@ -170,32 +171,32 @@ def baselines(split: Split) -> list[Model]:
     ]
 
 
-def table(found: list[list[Model]]) -> Table:
-    """Means over the splits: every model's accuracy, its gain on the clean rows alone, and its time."""
+def table(found: list[list[Score]]) -> Table:
+    """Means over the splits: accuracy, gain over the clean rows alone, and seconds."""
     out = Table(
         "model",
         title=f"Mean of {len(found)} splits, {FLIPPED:.0%} of the noisy labels flipped",
-        caption=f"gain: on '{CLEAN}', ± its standard error",
+        caption=f"gain: over '{CLEAN}', ± its standard error",
     )
     for heading in ("test accuracy", "gain", "seconds"):
         out.add_column(heading, justify="right")
-    accuracy = np.array([[model.accuracy for model in models] for models in found])
-    names = [model.name for model in found[0]]
+    accuracy = np.array([[score.accuracy for score in of_split] for of_split in found])
+    names = [score.name for score in found[0]]
     gain = accuracy - accuracy[:, [names.index(CLEAN)]]
-    error = gain.std(0, ddof=1) / len(found) ** 0.5 if len(found) > 1 else np.full(len(names), np.nan)
-    seconds = np.mean([[model.seconds for model in models] for models in found], axis=0)
+    error = stats.sem(gain) if len(found) > 1 else np.full(len(names), np.nan)
+    seconds = np.mean([[score.seconds for score in of_split] for of_split in found], axis=0)
     for name, a, g, e, s in zip(names, accuracy.mean(0), gain.mean(0), error, seconds, strict=True):
         out.add_row(name, f"{a:.3f}", "" if name == CLEAN else f"{g:+.3f} ± {e:.3f}", f"{s:.2f}")
     return out
 
 
 def plot(path: Path, results: dict[str, bx.Result], flipped: np.ndarray) -> None:
-    """The loss on the clean rows over time, and the learnt weights of flipped and of right labels."""
+    """Plots the loss on the clean rows over time, and the weights of rows with flipped and right labels."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for name, result in results.items():
         left.plot(result.history["seconds"], result.history["clean loss"], label=name)
-    left.set(xlabel="seconds, compilation left out", ylabel="mean loss on the clean rows", xscale="log")
+    left.set(xlabel="seconds, without compilation", ylabel="mean loss on the clean rows", xscale="log")
     left.legend()
     name, result = list(results.items())[-1]
     for label, which in {"label flipped": flipped, "label right": ~flipped}.items():
@@ -207,24 +208,26 @@ def plot(path: Path, results: dict[str, bx.Result], flipped: np.ndarray) -> None
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Solves, compares, prints and draws."""
-    options = argparse.ArgumentParser("python -m bilevax.demo", description="Learning from noisy labels.")
-    options.add_argument("--seed", type=int, default=0, help="the first split")
-    options.add_argument("--splits", type=int, default=10, help="how many splits to average over")
-    options.add_argument("--steps", type=int, default=3000, help="steps of each solver")
-    options.add_argument("--out", type=Path, default=Path("results/demo.png"), help="where the plot goes")
-    chosen = options.parse_args(arguments)
+    """Runs solvers and baselines on every split; prints a table and writes a plot."""
+    parser = argparse.ArgumentParser(
+        "python -m bilevax.experiments.demo", description="Learning from noisy labels."
+    )
+    parser.add_argument("--seed", type=int, default=0, help="the first split")
+    parser.add_argument("--splits", type=int, default=10, help="number of splits to average over")
+    parser.add_argument("--steps", type=int, default=3000, help="steps of each solver")
+    parser.add_argument("--out", type=Path, default=Path("results/demo.png"), help="file of the plot")
+    options = parser.parse_args(arguments)
     console = Console()
     began = time.perf_counter()
 
     found, ranking, first = [], {name: [] for name in SOLVERS}, {}
-    for seed in range(chosen.seed, chosen.seed + chosen.splits):
+    for seed in range(options.seed, options.seed + options.splits):
         split = load_split(seed)
         found.append([])
         for name, solver in SOLVERS.items():
             console.print(f"split {seed}, {name}")
-            result = learn(solver, split, seed, chosen.steps)
-            found[-1] += models(name, result, split)
+            result = learn(solver, split, seed, options.steps)
+            found[-1] += scores(name, result, split)
             ranking[name].append(roc_auc_score(~split.flipped, weights(result)))
             first.setdefault(name, result)
         found[-1] += baselines(split)
@@ -235,9 +238,9 @@ def main(arguments: list[str] | None = None) -> None:
             f"{name}: AUROC of the weights, right labels against flipped ones: {np.mean(values):.3f}"
         )
     compiled = ", ".join(f"{name} {result.compile_seconds:.1f}" for name, result in first.items())
-    console.print(f"seconds to compile, once: {compiled}; in all {time.perf_counter() - began:.0f} s")
-    plot(chosen.out, first, load_split(chosen.seed).flipped)
-    console.print(f"plot: {chosen.out}")
+    console.print(f"seconds to compile, once: {compiled}; total {time.perf_counter() - began:.0f} s")
+    plot(options.out, first, load_split(options.seed).flipped)
+    console.print(f"plot: {options.out}")
 
 
 if __name__ == "__main__":

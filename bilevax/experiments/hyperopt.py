@@ -17,17 +17,17 @@ BASE = "RSVRB"
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """What `bilevax reproduce hyperopt` is run with.
+class HyperoptOptions:
+    """The options of `bilevax reproduce hyperopt`.
 
     Attributes:
       data: the data sets.
       methods: the methods.
-      trials: runs per method, each with a split, temperatures and samples of its own.
-      steps: the most steps of a run.
-      seconds: the most seconds of a run, compilation included.
-      seed: of the first trial.
-      rows: use only so many rows of the data; None takes all.
+      trials: runs per method, each with its own split, temperatures and samples.
+      steps: maximum number of steps of a run.
+      seconds: maximum duration of a run, including compilation.
+      seed: seed of the first trial.
+      rows: number of rows of the data to use; None uses all.
       blocks: m.
     """
 
@@ -40,44 +40,49 @@ class Settings:
     rows: int | None = None
     blocks: int = validation.BLOCKS
 
+    def quick(self) -> HyperoptOptions:
+        """A short check: few trials, steps, seconds, rows and blocks."""
+        return dataclasses.replace(self, trials=2, steps=100, seconds=10.0, rows=1000, blocks=10)
+
 
 @dataclasses.dataclass(frozen=True)
-class Curve:
-    """One trial: the validation loss after so many epochs and seconds."""
+class TrialCurve:
+    """The validation loss of one trial over epochs and seconds."""
 
     epochs: np.ndarray
     seconds: np.ndarray
     loss: np.ndarray
 
     def seconds_to(self, loss: float) -> float:
-        """When the loss was first as low as this; infinite if never."""
+        """The seconds until the loss was at most this value; infinite if it never was."""
         reached = np.flatnonzero(self.loss <= loss)
         return float(self.seconds[reached[0]]) if reached.size else np.inf
 
 
-def run(settings: Settings, folder: str | Path, *, quick: bool = False) -> dict[str, dict[str, list[Curve]]]:
-    """Runs all methods on all data sets; writes a table and a plot into a folder.
+def run(
+    options: HyperoptOptions, folder: str | Path, *, quick: bool = False
+) -> dict[str, dict[str, list[TrialCurve]]]:
+    """Runs all methods on all data sets; writes a table and a plot to a folder.
 
     Returns:
       The curves of the trials, by data set and method.
     """
-    if quick:
-        settings = dataclasses.replace(settings, trials=2, steps=100, seconds=10.0, rows=1000, blocks=10)
-    report = Report(folder, settings, quick=quick)
-    curves: dict[str, dict[str, list[Curve]]] = {}
-    for name in settings.data:
+    options = options.quick() if quick else options
+    report = Report(folder, options, quick=quick)
+    curves: dict[str, dict[str, list[TrialCurve]]] = {}
+    for name in options.data:
         config = validation.tuned(name)
         report.fact(f"tuned {name}", config)
-        curves[name] = {method: [] for method in settings.methods}
-        for method in settings.methods:
-            for trial in range(settings.trials):
-                print(f"{name}, {method}, trial {trial + 1} of {settings.trials}")
-                curves[name][method].append(_trial(name, method, config, settings, settings.seed + trial))
-    rows = [row for name, found in curves.items() for row in _rows(name, found, settings)]
+        curves[name] = {method: [] for method in options.methods}
+        for method in options.methods:
+            for trial in range(options.trials):
+                print(f"{name}, {method}, trial {trial + 1} of {options.trials}")
+                curves[name][method].append(_trial(name, method, config, options, options.seed + trial))
+    rows = [row for name, found in curves.items() for row in _rows(name, found, options)]
     note = (
-        "reached: seconds until the loss, in the mean over trials, is that which RSVRB ends with, "
-        "compilation left out. The paper shows curves only; it reports that all methods are alike over "
-        "epochs, that v1 and v2 are faster than RSVRB, and v2 by far the fastest on w8a."
+        "reached: seconds, without compilation, until the mean loss of the trials is as low as RSVRB's at "
+        "the end. The paper shows only curves: all methods are similar over epochs, v1 and v2 are faster "
+        "than RSVRB, and v2 is by far the fastest on w8a."
     )
     report.table("hyperopt", rows, "Validation loss: BSVRB and RSVRB", note)
     report.figure("hyperopt", _plot(curves))
@@ -85,35 +90,35 @@ def run(settings: Settings, folder: str | Path, *, quick: bool = False) -> dict[
     return curves
 
 
-def _trial(name: str, method: str, config: dict[str, Any], settings: Settings, seed: int) -> Curve:
-    split = validation.load_split(name, seed, settings.rows)
-    task = validation.make_task(split, config["ridge"], seed, settings.blocks)
+def _trial(name: str, method: str, config: dict[str, Any], options: HyperoptOptions, seed: int) -> TrialCurve:
+    split = validation.load_split(name, seed, options.rows)
+    task = validation.make_task(split, config["ridge"], seed, options.blocks)
     measure = jax.jit(validation.validation_loss)
-    blocks_per_step = max(1, settings.blocks // 10)
+    blocks_per_step = max(1, options.blocks // 10)
     result = bx.minimize(
         task.problem,
         task.x0,
         task.y0,
         solver=validation.make_solver(method, config[method]),
-        steps=settings.steps,
+        steps=options.steps,
         key=jax.random.key(seed),
         blocks_per_step=blocks_per_step,
         batch_size=validation.BATCH,
         metrics={"validation loss": measure},
-        every=max(1, settings.steps // (2000 if method == BASE else 200)),
-        stop=bx.Stop(seconds=settings.seconds, throw=False),
+        every=max(1, options.steps // (2000 if method == BASE else 200)),
+        stop=bx.Stop(seconds=options.seconds, throw=False),
     )
     history = result.history
     if not history["step"].size:
         raise ValueError(
-            f"seconds must leave time for a step after start and compilation, got {settings.seconds} for "
-            f"{method} on {name}: give more"
+            f"seconds must leave time for a step after initialisation and compilation, got {options.seconds} "
+            f"for {method} on {name}"
         )
     epochs = history["step"] / validation.steps_per_epoch(split, blocks_per_step)
-    return Curve(epochs, history["seconds"], history["validation loss"])
+    return TrialCurve(epochs, history["seconds"], history["validation loss"])
 
 
-def _rows(name: str, found: dict[str, list[Curve]], settings: Settings) -> list[dict[str, Any]]:
+def _rows(name: str, found: dict[str, list[TrialCurve]], options: HyperoptOptions) -> list[dict[str, Any]]:
     goal = _end(found[BASE]) if BASE in found else None
     base = _reached(found[BASE], goal) if goal is not None else None
     rows = []
@@ -133,19 +138,19 @@ def _rows(name: str, found: dict[str, list[Curve]], settings: Settings) -> list[
     return rows
 
 
-def _end(curves: list[Curve]) -> float:
-    """The mean of the trials' losses at the last moment that all of them have reached."""
+def _end(curves: list[TrialCurve]) -> float:
+    """The mean loss of the trials at the last time that all of them reached."""
     return float(average([(curve.seconds, curve.loss) for curve in curves])[1][-1])
 
 
-def _reached(curves: list[Curve], loss: float) -> float:
-    """The seconds after which the mean of the trials' curves is as low as this."""
+def _reached(curves: list[TrialCurve], loss: float) -> float:
+    """The seconds until the mean curve of the trials is at most this loss."""
     seconds, mean, _ = average([(curve.seconds, curve.loss) for curve in curves])
-    return Curve(seconds, seconds, mean).seconds_to(loss)
+    return TrialCurve(seconds, seconds, mean).seconds_to(loss)
 
 
 def average(curves: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean and standard deviation of curves, on the points that all of them reach."""
+    """Mean and standard deviation of curves, at points that all of them cover."""
     end = min(at[-1] for at, _ in curves)
     begin = max(at[0] for at, _ in curves)
     points = np.geomspace(max(begin, 1e-9), max(end, begin, 1e-9), 400)
@@ -153,7 +158,7 @@ def average(curves: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np
     return points, values.mean(0), values.std(0, ddof=1) if len(curves) > 1 else np.zeros(len(points))
 
 
-def _plot(curves: dict[str, dict[str, list[Curve]]]) -> Any:
+def _plot(curves: dict[str, dict[str, list[TrialCurve]]]) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.6 * len(curves)), layout="constrained")

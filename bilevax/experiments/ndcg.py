@@ -1,21 +1,21 @@
-"""Top-K NDCG: every method on the same split, lists and model, beside the paper's table.
+"""Top-K NDCG of every ranking method on the same split, lists and model, and the paper's table.
 
-Every user's last five ratings are for test, the five before them choose the epoch. All items that a user did
-not rate before compete. Seeds run side by side.
+Every user's last five ratings are for testing; the five before them choose the epoch. Every item that the
+user did not rate before is ranked. Seeds run side by side.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from scipy import stats
 
 from bilevax.applications.ranking import (
     BILEVEL,
@@ -32,12 +32,12 @@ from bilevax.applications.ranking import (
 )
 from bilevax.applications.ranking.presets import tuned
 from bilevax.data import DataError, load_interactions, split_last
+from bilevax.experiments.arguments import make_parser, read_options
 from bilevax.experiments.report import Report, markdown, spread
 
 CUTOFFS = (10, 20, 50)
-RIVAL = "lambdarank"  # what the paired differences are taken with
-# Hu et al. 2023, table of test NDCG: ML-20M and Netflix, each @10, @20, @50. Other data than ML-1M, and only
-# the very last item is held out there.
+RIVAL = "lambdarank"  # the other methods are compared with it, user by user
+# Hu et al. 2023, test NDCG @10, @20 and @50 on ML-20M, then on Netflix, with one held-out item per user.
 PAPER = {
     "ranknet": (0.0538, 0.0744, 0.1086, 0.0362, 0.0489, 0.0730),
     "listnet": (0.0660, 0.0875, 0.1227, 0.0532, 0.0700, 0.0992),
@@ -52,19 +52,19 @@ PAPER = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """What the experiment is run with.
+class NDCGOptions:
+    """The options of `bilevax reproduce ndcg`.
 
     Attributes:
       data: a data set of `bilevax.data.load_interactions`.
-      methods: which methods, in this order.
-      seeds: how many runs of each.
-      first_seed: tuning uses others.
-      epochs: of each run.
-      warm_up: epochs of softmax cross-entropy that every bilevel method starts from.
-      every: epochs between two looks at the development data.
-      width: of the model's vectors.
-      users: use only the first so many users; None takes all.
+      methods: the methods, in this order.
+      seeds: trainings per method.
+      first_seed: the first seed; tuning uses other seeds.
+      epochs: epochs of each training.
+      warm_up: epochs of softmax cross-entropy before every bilevel method.
+      every: epochs between evaluations on the development data.
+      width: length of the model's vectors.
+      users: number of users to use, from the first; None uses all.
     """
 
     data: str = "ml-1m"
@@ -77,10 +77,14 @@ class Settings:
     width: int = 64
     users: int | None = None
 
+    def quick(self) -> NDCGOptions:
+        """A short check: few users, seeds and epochs, and a small model."""
+        return dataclasses.replace(self, users=200, seeds=2, epochs=2, warm_up=1, every=1, width=8)
+
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """A split on the device, and its held-out parts made ready for `runs` runs side by side."""
+    """A split on the device, and its held-out parts in the form that `evaluate` takes."""
 
     train: Ratings
     dev: Ratings
@@ -89,18 +93,19 @@ class Parts:
     held_test: Held
 
 
-def load_parts(name: str, runs: int = 1, users: int | None = None, *, gap: int = 0) -> Parts:
-    """A data set, split: five last ratings of every user for test, five before them for development.
+def load_parts(name: str, models: int = 1, users: int | None = None, *, gap: int = 0) -> Parts:
+    """Splits a data set: the last five ratings of every user for testing, the five before for development.
 
     Args:
       name: a data set of `bilevax.data.load_interactions`.
-      runs: how many models are to be evaluated side by side.
-      users: use only the first so many users; None takes all.
-      gap: leave so many ratings of every user before those for development out of `train`; they are not
-        ranked either. With 5, development data are as far from training data as test data are.
+      models: number of models that are evaluated side by side.
+      users: number of users to use, from the first; None uses all.
+      gap: number of ratings of every user, just before the development ratings, to leave out of `train`; they
+        are not ranked either. With a gap of 5 the development data are as far from the training data as the
+        test data are.
 
     Raises:
-      DataError: if no user has the 11 ratings, and those of the gap, that it takes.
+      DataError: if no user has 11 ratings and those of the gap.
     """
     table = load_interactions(name)
     if users is not None:
@@ -108,57 +113,62 @@ def load_parts(name: str, runs: int = 1, users: int | None = None, *, gap: int =
         columns = {field: getattr(table, field)[few] for field in ("user", "item", "rating", "time")}
         table = dataclasses.replace(table, **columns, user_ids=table.user_ids[:users])
     if gap and table.csr().counts.max() < 11 + gap:
-        raise DataError(f"a gap of {gap} takes users with {11 + gap} ratings, got none: try a smaller gap")
+        raise DataError(f"a gap of {gap} needs users with {11 + gap} ratings, got none: try a smaller gap")
     table = table.at_least(11 + gap)
     split = split_last(table, 5, 5)
     seen, dev, test = (Ratings.of(part) for part in (split.train, split.dev, split.test))
     train = Ratings.of(split_last(table, gap, 10).train) if gap else seen
-    group = max(1, min(train.users, group_scores() // (train.item_count * runs)))
+    group = max(1, min(train.users, group_scores() // (train.item_count * models)))
     return Parts(
         train, dev, test, hold_out(dev, [seen], group=group), hold_out(test, [seen, dev], group=group)
     )
 
 
 def group_scores() -> int:
-    """How many scores are made at once."""
+    """How many scores to compute at once."""
     return 2**20 if jax.default_backend() == "cpu" else 2**23
 
 
 def run(
-    settings: Settings, folder: str | Path, *, quick: bool = False, numbers: Mapping[str, Any] | None = None
+    options: NDCGOptions,
+    folder: str | Path,
+    *,
+    quick: bool = False,
+    hyperparameters: Mapping[str, Any] | None = None,
 ) -> dict[str, Trainings]:
-    """Trains every method with all seeds, and writes the tables and curves to a folder.
+    """Trains every method with all seeds; writes tables and curves to a folder.
 
     Args:
-      settings: what to run.
+      options: of the experiment.
       folder: where the results go.
-      quick: marks the tables as a short check.
-      numbers: numbers by method, in place of the tuned ones.
+      quick: run a short check, `options.quick()`.
+      hyperparameters: by method, in place of the tuned ones.
 
     Returns:
       The trainings by method.
     """
-    unknown = sorted(set(settings.methods) - set(METHODS))
+    unknown = sorted(set(options.methods) - set(METHODS))
     if unknown:
         raise ValueError(f"methods must be among {list(METHODS)}, got {unknown}")
-    chosen = {m: (numbers or {}).get(m, tuned(settings.data, m)) for m in settings.methods}
-    report = Report(folder, {"experiment": settings, "numbers": chosen}, quick=quick)
-    parts = load_parts(settings.data, settings.seeds, settings.users)
+    options = options.quick() if quick else options
+    chosen = {m: (hyperparameters or {}).get(m, tuned(options.data, m)) for m in options.methods}
+    report = Report(folder, {"experiment": options, "hyperparameters": chosen}, quick=quick)
+    parts = load_parts(options.data, options.seeds, options.users)
     report.fact("protocol", parts.held_test.protocol)
-    model = NeuMF(parts.train.users, parts.train.item_count, settings.width)
-    keys = jax.vmap(jax.random.key)(settings.first_seed + np.arange(settings.seeds))
+    model = NeuMF(parts.train.users, parts.train.item_count, options.width)
+    keys = jax.vmap(jax.random.key)(options.first_seed + np.arange(options.seeds))
     popular = _popularity(parts)
     warm = None
     found: dict[str, Trainings] = {}
-    for method in settings.methods:
+    for method in options.methods:
         began = time.perf_counter()
         bilevel = method in BILEVEL
-        if bilevel and settings.warm_up and warm is None:
-            warm = _train(parts, model, "softmax", tuned(settings.data, "softmax"), keys, settings, warm=True)
+        if bilevel and options.warm_up and warm is None:
+            warm = _train(parts, model, "softmax", tuned(options.data, "softmax"), keys, options, warm=True)
         x0 = warm.x if bilevel and warm is not None else None
-        found[method] = _train(parts, model, method, chosen[method], keys, settings, x0=x0)
+        found[method] = _train(parts, model, method, chosen[method], keys, options, x0=x0)
         print(f"{method}: {time.perf_counter() - began:.1f} s", _line(found[method]), flush=True)
-        _write(report, settings, parts, popular, found, show=method == settings.methods[-1])
+        _write(report, options, parts, popular, found, show=method == options.methods[-1])
     report.finish()
     return found
 
@@ -167,9 +177,9 @@ def _train(
     parts: Parts,
     model: Any,
     method: str,
-    numbers: Mapping[str, Any],
+    hyperparameters: Mapping[str, Any],
     keys: Any,
-    settings: Settings,
+    options: NDCGOptions,
     x0: Any = None,
     warm: bool = False,
 ) -> Trainings:
@@ -177,22 +187,22 @@ def _train(
         parts.train,
         model,
         method,
-        TrainingSettings().replace(**numbers),
+        TrainingSettings().replace(**hyperparameters),
         keys=keys,
-        epochs=settings.warm_up if warm else settings.epochs,
+        epochs=options.warm_up if warm else options.epochs,
         dev=parts.held_dev,
         test=None if warm else parts.held_test,
         x0=x0,
-        every=settings.warm_up if warm else settings.every,
+        every=options.warm_up if warm else options.every,
         cutoffs=_cutoffs(parts),
     )
 
 
 def paired(one: Trainings, other: Trainings, metric: str) -> tuple[float, float]:
-    """The mean over users of the difference of two methods (each the mean of its seeds), and its error."""
+    """The mean over users of the difference of two methods, averaged over seeds; and its standard error."""
     difference = one.test[metric].mean(0) - other.test[metric].mean(0)
     difference = difference[np.isfinite(difference)]
-    return float(difference.mean()), float(difference.std(ddof=1) / np.sqrt(len(difference)))
+    return float(difference.mean()), float(stats.sem(difference))
 
 
 def _cutoffs(parts: Parts) -> list[int]:
@@ -200,7 +210,7 @@ def _cutoffs(parts: Parts) -> list[int]:
 
 
 def _popularity(parts: Parts) -> dict[str, str]:
-    """The table's first row."""
+    """The first row of the table: items ranked by popularity."""
     popular, cutoffs = Popularity(), _cutoffs(parts)
     plain = jax.jit(lambda x: evaluate(popular, x, parts.held_test, cutoffs))(popular.count(parts.train))
     means = {f"NDCG@{k}": f"{np.nanmean(np.asarray(plain[f'ndcg@{k}'])):.4f}" for k in cutoffs}
@@ -209,13 +219,13 @@ def _popularity(parts: Parts) -> dict[str, str]:
 
 def _write(
     report: Report,
-    settings: Settings,
+    options: NDCGOptions,
     parts: Parts,
     popular: dict[str, str],
     found: Mapping[str, Trainings],
     show: bool,
 ) -> None:
-    """All tables and curves of what there is so far: an interrupted experiment leaves what it had."""
+    """Writes all tables and curves so far, so that an interrupted experiment keeps its results."""
     cutoffs = _cutoffs(parts)
     rows: list[dict[str, Any]] = [dict(popular)]
     for method, one in found.items():
@@ -230,12 +240,12 @@ def _write(
         row["s/epoch"] = f"{one.seconds[-1] / one.epochs[-1]:.4f}"
         rows.append(row)
     note = (
-        f"{settings.data}, test, {parts.held_test.protocol}; mean ± sd of {settings.seeds} seeds; "
-        "differences: paired by user, mean ± standard error; s/epoch: all seeds together, without "
-        "compilation and evaluation."
+        f"{options.data}, test data, {parts.held_test.protocol}; mean ± standard deviation over "
+        f"{options.seeds} seeds; differences: paired by user, mean ± standard error; s/epoch: seconds of all "
+        "seeds together, without compilation and evaluation."
     )
     if show:
-        _table(report, "ndcg", rows, "Top-K NDCG", note)
+        report.table("ndcg", rows, "Top-K NDCG", note)
     else:
         (report.folder / "ndcg.md").write_text(f"# So far\n\n{markdown(rows)}\n\n{note}\n", encoding="utf-8")
     published = [
@@ -244,8 +254,8 @@ def _write(
         for m, values in PAPER.items()
     ]
     (report.folder / "paper.md").write_text(
-        "# The paper's table\n\nOther data (ML-20M, Netflix), one held-out item per user: not to be compared "
-        f"number by number.\n\n{markdown(published)}\n",
+        "# The paper's table\n\nOn other data (ML-20M, Netflix), with one held-out item per user: the values "
+        f"are not directly comparable.\n\n{markdown(published)}\n",
         encoding="utf-8",
     )
     curves = [
@@ -254,8 +264,7 @@ def _write(
         for seed, line in enumerate(one.dev)
         for e, s, v in zip(one.epochs, one.seconds, line, strict=True)
     ]
-    lines = [",".join(curves[0])] + [",".join(str(value) for value in row.values()) for row in curves]
-    (report.folder / "curves.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    report.csv("curves", curves)
     _plot(report, found)
 
 
@@ -274,53 +283,35 @@ def _plot(report: Report, found: Mapping[str, Trainings]) -> None:
     report.figure("curves", figure)
 
 
-def _table(report: Report, name: str, rows: Sequence[Mapping[str, Any]], title: str, note: str) -> None:
-    try:
-        report.table(name, rows, title, note)
-    except ImportError:  # written all the same; rich is only needed to show it
-        print(markdown(rows), note, sep="\n\n", flush=True)
-
-
 def _line(one: Trainings) -> str:
     return "  ".join(f"{name} {spread(one.means(name))}" for name in one.test if name.startswith("ndcg"))
 
 
-def read_numbers(path: str | Path) -> dict[str, dict[str, Any]]:
-    """Numbers by method from a JSON file.
+def read_hyperparameters(path: str | Path) -> dict[str, dict[str, Any]]:
+    """Hyper-parameters by method from a JSON file, such as the best.json of `bilevax tune`.
 
     Raises:
-      ValueError: if it is none, or names something that is no method.
+      ValueError: if it is not such a file, or names an unknown method.
     """
     try:
         found = json.loads(Path(path).read_text("utf-8"))
     except ValueError as error:
-        raise ValueError(f"numbers must be a JSON file, got {path}: {error}") from error
+        raise ValueError(f"hyperparameters must be a JSON file, got {path}: {error}") from error
     if not (isinstance(found, dict) and all(isinstance(one, dict) for one in found.values())):
-        raise ValueError(f"numbers must hold a table of numbers by method, got another thing in {path}")
+        raise ValueError(f"hyperparameters must be a JSON object of objects, one by method, got {path}")
     unknown = sorted(set(found) - set(METHODS))
     if unknown:
-        raise ValueError(f"numbers must be of methods among {list(METHODS)}, got {unknown} in {path}")
+        raise ValueError(f"hyperparameters must be of methods among {list(METHODS)}, got {unknown} in {path}")
     return found
 
 
 def main() -> None:
-    """`python -m bilevax.experiments.ndcg`: for machines without the command-line extras."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", default=Settings.data)
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
-    parser.add_argument("--seeds", type=int, default=Settings.seeds)
-    parser.add_argument("--epochs", type=int, default=Settings.epochs)
-    parser.add_argument("--warm-up", type=int, default=Settings.warm_up)
-    parser.add_argument("--every", type=int, default=Settings.every)
-    parser.add_argument("--users", type=int)
-    parser.add_argument("--numbers", help="a JSON file of numbers by method, in place of the tuned ones")
-    parser.add_argument("--out", default="results/ndcg")
+    """`python -m bilevax.experiments.ndcg`: `bilevax reproduce ndcg` without the extra `cli`."""
+    parser = make_parser(NDCGOptions, __doc__, "results/ndcg")
+    parser.add_argument("--hyperparameters", help="a JSON file, by method, in place of the tuned ones")
     given = parser.parse_args()
-    fields = {field.name for field in dataclasses.fields(Settings)}
-    chosen: dict[str, Any] = {name: value for name, value in vars(given).items() if name in fields}
-    numbers = given.numbers and read_numbers(given.numbers)
-    chosen["methods"] = tuple(given.methods)
-    run(Settings(**chosen), given.out, numbers=numbers)
+    chosen = given.hyperparameters and read_hyperparameters(given.hyperparameters)
+    run(read_options(NDCGOptions, given), given.out, hyperparameters=chosen)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""Settings of the ranking methods: equal numbers of random trials for each, side by side, judged on dev data.
+"""Tunes the ranking methods: the same number of random trials for each, judged on development data.
 
-A trial is a draw from the method's ranges. Where a method has a choice of forms (surrogate and discount), its
-trials are divided among them: no method gets more trials than another. Seeds differ by as much as good
-settings do, so that the best trials are run again with other seeds, and the best in the mean is taken.
+A trial is a random draw from the method's ranges; trials run side by side. If a method has several forms
+(surrogate and discount), its trials are divided among them, so that no method gets more than another. Seeds
+change the result about as much as good hyper-parameters do. So the best trials, the finalists, are repeated
+with other seeds, and the one with the best mean wins.
 
-Test items come after the development items, which no model is trained on. Trials are trained without the
-items just before the development items, and so are judged on what is asked of them: to look as far ahead.
+Test items come after the development items, on which no model is trained. Trials are therefore trained
+without the items just before the development items: they have to predict equally far ahead.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import time
@@ -25,19 +25,20 @@ from bilevax import checks
 from bilevax.applications.ranking import BILEVEL, METHODS, NeuMF, TrainingSettings, train_many
 from bilevax.applications.ranking.methods import DISCOUNTS, SURROGATES
 from bilevax.applications.ranking.presets import tuned
+from bilevax.experiments.arguments import make_parser, read_options
 from bilevax.experiments.ndcg import Parts, load_parts
 from bilevax.experiments.report import Report
 
-Range = tuple[float, float]  # drawn evenly on a logarithmic scale, if it is of positive numbers
+Range = tuple[float, float]  # a positive range is sampled uniformly on a logarithmic scale
 
-# Narrowed down by the searches in docs/ranking.md, but for gamma and softness.
+# All but those of gamma and softness were narrowed by the searches in docs/ranking.md.
 COMMON: dict[str, Range] = {
     "learning_rate": (8e-4, 2e-3),
     "weight_decay": (0.3, 1.0),
     "evenness": (-1.5, 0.5),
 }
 TEMPERATURE: dict[str, Range] = {"temperature": (0.3, 1.2)}
-HOT: dict[str, Range] = {"temperature": (0.5, 4.0)}  # for losses that want larger ones
+HOT: dict[str, Range] = {"temperature": (0.5, 4.0)}  # for losses that need higher ones
 HOT_LOSSES = ("softmax", "gain softmax", "listmle", "neural ndcg", "sl@k")
 RANKS: dict[str, Range] = {
     "temperature": (0.4, 1.2),
@@ -54,31 +55,31 @@ CORRECTED: dict[str, Range] = {"gamma": (0.01, 1.0)}
 
 JUDGED, REPEATED = "dev ndcg@10", "dev ndcg@10, other seeds"
 MEASURED = ("method", JUDGED, REPEATED, "epoch")
-# In a resumed search; trials are compared one by one.
+# Options that a resumed search may change: its trials are compared one by one.
 _MAY_DIFFER = ("methods", "trials", "finalists", "forms")
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """What tuning is run with.
+class NDCGTuneOptions:
+    """The options of `bilevax tune` for ranking data.
 
     Attributes:
       data: a data set of `bilevax.data.load_interactions`.
-      methods: which methods to tune.
-      trials: per method.
-      epochs: of each trial.
-      warm_up: epochs of softmax cross-entropy that every bilevel method starts from.
-      every: epochs between two looks at the development data.
-      seed: of the trials; experiments use other seeds.
-      finalists: how many of the trials, the best of all, are run again.
-      repeats: with how many other seeds; 0 takes the best trial as it is.
-      positives: P of every list.
+      methods: the methods to tune.
+      trials: trials per method.
+      epochs: epochs of each trial.
+      warm_up: epochs of softmax cross-entropy before every bilevel method.
+      every: epochs between evaluations on the development data.
+      seed: seed of the trials; experiments use other seeds.
+      finalists: number of best trials that are repeated.
+      repeats: number of other seeds for each finalist; with 0 the best trial wins.
+      positives: P, positives per list.
       averaging: epochs over which every model is averaged.
-      gap: how many items of every user, those before the development items, are left out of training; users
-        with less than 11 ratings beside them are left out altogether.
-      forms: the choices of the bilevel methods: a surrogate and a discount, with a plus between them.
-      width: of the model's vectors.
-      users: use only the first so many users; None takes all.
+      gap: number of items of every user, just before the development items, that are left out of training.
+        Users with fewer than 11 other ratings are left out.
+      forms: forms of the bilevel methods, such as "logistic + power": a surrogate, a plus and a discount.
+      width: length of the model's vectors.
+      users: number of users to use, from the first; None uses all.
     """
 
     data: str = "ml-1m"
@@ -97,9 +98,15 @@ class Settings:
     width: int = 64
     users: int | None = None
 
+    def quick(self) -> NDCGTuneOptions:
+        """A short check: few users, trials and epochs, a small model, and no repeats."""
+        return dataclasses.replace(
+            self, users=200, trials=2, epochs=2, warm_up=1, every=1, width=8, repeats=0
+        )
+
 
 def ranges(method: str, discount: str = "logarithmic") -> dict[str, Range]:
-    """What is tuned of a method."""
+    """The hyper-parameters of a method that are tuned, with their ranges."""
     if method not in BILEVEL:
         return COMMON | (HOT if method in HOT_LOSSES else TEMPERATURE)
     out = COMMON | RANKS
@@ -111,7 +118,7 @@ def ranges(method: str, discount: str = "logarithmic") -> dict[str, Range]:
 
 
 def draw_trials(method: str, count: int, seed: int, discount: str = "logarithmic") -> dict[str, np.ndarray]:
-    """Random settings, as columns; the first trial is the middle of every range.
+    """Random hyper-parameters, as columns; the first trial is the middle of every range.
 
     Example:
       >>> columns = draw_trials("softmax", 4, seed=0)
@@ -127,43 +134,42 @@ def draw_trials(method: str, count: int, seed: int, discount: str = "logarithmic
 
 
 def tune(
-    settings: Settings, folder: str | Path, *, quick: bool = False, resume: bool = False
+    options: NDCGTuneOptions, folder: str | Path, *, quick: bool = False, resume: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """Tunes every method, and writes all trials and the best of each to a folder.
+    """Tunes every method; writes all trials and the best of each method to a folder.
 
     Args:
-      settings: what to run.
+      options: of the search.
       folder: where the results go.
-      quick: marks them as a short check.
-      resume: take the trials that are in the folder's `trials.json` already, and run what is missing.
+      quick: run a short check, `options.quick()`.
+      resume: reuse the trials in the folder's `trials.json`, and run only the missing ones.
 
     Returns:
-      The best numbers by method, as `ndcg.run` takes them (`best.json`).
+      The best hyper-parameters by method, as `ndcg.run` takes them; they are also in `best.json`.
 
     Raises:
-      ValueError: if the trials cannot be divided among the forms, a form is not known, or the folder is of
-        another search.
+      ValueError: if the trials cannot be divided among the forms, a form is unknown, or the folder holds a
+        different search.
     """
-    checks.whole_number("finalists", settings.finalists, 1)
-    checks.whole_number("repeats", settings.repeats, 0)
-    checks.whole_number("gap", settings.gap, 0)
-    if settings.trials % len(settings.forms):
-        raise ValueError(
-            f"trials must be a multiple of the {len(settings.forms)} forms, got {settings.trials}"
-        )
-    forms = [parse_form(form) for form in settings.forms]
-    folder, warm = Path(folder), tuned(settings.data, "softmax")
+    options = options.quick() if quick else options
+    checks.whole_number("finalists", options.finalists, 1)
+    checks.whole_number("repeats", options.repeats, 0)
+    checks.whole_number("gap", options.gap, 0)
+    if options.trials % len(options.forms):
+        raise ValueError(f"trials must be a multiple of the {len(options.forms)} forms, got {options.trials}")
+    forms = [parse_form(form) for form in options.forms]
+    folder, warm = Path(folder), tuned(options.data, "softmax")
     common = {"warm up": warm, "ranges": _all_ranges()}
-    rows, best = _found(folder, settings, common) if resume else ([], {})
-    report = Report(folder, settings, quick=quick)
+    rows, best = _found(folder, options, common) if resume else ([], {})
+    report = Report(folder, options, quick=quick)
     for name, fact in common.items():
         report.fact(name, fact)
-    _keep(folder, rows, best)  # from here on the folder's trials are of these settings
-    runs = max(settings.trials, settings.finalists * settings.repeats)
-    parts = load_parts(settings.data, runs, settings.users, gap=settings.gap)
+    _save(folder, rows, best)  # replaces the trials of another search, whose options are overwritten
+    models = max(options.trials, options.finalists * options.repeats)
+    parts = load_parts(options.data, models, options.users, gap=options.gap)
     report.fact("users with enough ratings", parts.train.users)
-    search = _Search(settings, parts)
-    for method in settings.methods:
+    search = _Search(options, parts)
+    for method in options.methods:
         began = time.perf_counter()
         choices: list[dict[str, Any]] = forms if method in BILEVEL else [{}]
         known = [row for row in rows if row["method"] == method]
@@ -171,19 +177,19 @@ def tune(
         mine: list[dict[str, Any]] = []
         for form in choices:
             columns = draw_trials(
-                method, settings.trials // len(choices), settings.seed, **_only(form, "discount")
+                method, options.trials // len(choices), options.seed, **_only(form, "discount")
             )
-            keys = jax.random.split(jax.random.key(settings.seed), len(columns["learning_rate"]))
-            again = _same_trials(known, search.fixed(method, form), columns)
-            mine += again or search.run(method, form, columns, keys)
+            keys = jax.random.split(jax.random.key(options.seed), len(columns["learning_rate"]))
+            done = _same_trials(known, search.fixed(method, form), columns)
+            mine += done or search.train(method, form, columns, keys)
             rows = others + mine
-            _keep(folder, rows, best)
+            _save(folder, rows, best)
         mine.sort(key=lambda row: -row[JUDGED])
-        search.repeat(method, [row for row in mine[: settings.finalists] if REPEATED not in row])
-        top = max(mine[: settings.finalists], key=lambda row: row.get(REPEATED, row[JUDGED]))
+        search.repeat(method, [row for row in mine[: options.finalists] if REPEATED not in row])
+        top = max(mine[: options.finalists], key=lambda row: row.get(REPEATED, row[JUDGED]))
         best[method] = {name: value for name, value in top.items() if name not in MEASURED}
         rows = others + mine
-        _keep(folder, rows, best)
+        _save(folder, rows, best)
         repeated = f", {top[REPEATED]:.4f} with other seeds" if REPEATED in top else ""
         seconds = time.perf_counter() - began
         print(
@@ -195,23 +201,23 @@ def tune(
 
 
 class _Search:
-    """Runs of one data set, side by side."""
+    """Trains on one data set, with many trials side by side."""
 
-    def __init__(self, settings: Settings, parts: Parts):
-        self.settings, self.parts = settings, parts
-        self.model = NeuMF(parts.train.users, parts.train.item_count, settings.width)
+    def __init__(self, options: NDCGTuneOptions, parts: Parts):
+        self.options, self.parts = options, parts
+        self.model = NeuMF(parts.train.users, parts.train.item_count, options.width)
         self.warm: Any = None
 
     def fixed(self, method: str, form: dict[str, Any]) -> dict[str, Any]:
-        """What is not drawn: a form, what all methods have in common, and a size that one has of its own."""
-        common = {"positives": self.settings.positives, "averaging": self.settings.averaging}
-        return form | common | _only(tuned(self.settings.data, method), "negatives")
+        """The hyper-parameters that are not drawn: the form, the common ones, and a method's own size."""
+        common = {"positives": self.options.positives, "averaging": self.options.averaging}
+        return form | common | _only(tuned(self.options.data, method), "negatives")
 
-    def run(
+    def train(
         self, method: str, form: dict[str, Any], columns: dict[str, np.ndarray], keys: Any
     ) -> list[dict[str, Any]]:
-        """Trains once per row of the columns; a row of results for each."""
-        settings = self.settings
+        """Trains once per entry of the columns; returns one row of results for each."""
+        options = self.options
         count = len(next(iter(columns.values())))
         fixed = self.fixed(method, form)
         found = train_many(
@@ -221,10 +227,10 @@ class _Search:
             TrainingSettings().replace(**fixed),
             columns,
             keys=keys,
-            epochs=settings.epochs,
+            epochs=options.epochs,
             dev=self.parts.held_dev,
             x0=self._start(method, count),
-            every=settings.every,
+            every=options.every,
             cutoffs=(),
         )
         reached = np.where(np.isfinite(found.dev), found.dev, 0).max(1)
@@ -236,37 +242,43 @@ class _Search:
         ]
 
     def repeat(self, method: str, finalists: list[dict[str, Any]]) -> None:
-        """Runs finalists with other seeds, the same for all, and notes down the mean of each."""
-        repeats = self.settings.repeats
+        """Repeats finalists with other seeds, the same for all, and adds the mean to each row."""
+        repeats = self.options.repeats
         groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-        for row in finalists if repeats else []:  # those of one form go side by side
+        for row in finalists if repeats else []:  # finalists of the same form run side by side
             groups.setdefault((row.get("surrogate"), row.get("discount")), []).append(row)
         for rows in groups.values():
             form = _only(rows[0], "surrogate", "discount")
             names = ranges(method, **_only(form, "discount"))
             columns = {name: np.repeat([row[name] for row in rows], repeats) for name in names}
-            keys = jax.random.split(jax.random.key(self.settings.seed + 1), repeats)
-            again = self.run(method, form, columns, jnp.tile(keys, len(rows)))
+            keys = jax.random.split(jax.random.key(self.options.seed + 1), repeats)
+            again = self.train(method, form, columns, jnp.tile(keys, len(rows)))
             for place, row in enumerate(rows):
                 row[REPEATED] = float(
                     np.mean([one[JUDGED] for one in again[place * repeats : (place + 1) * repeats]])
                 )
 
     def _start(self, method: str, count: int) -> Any:
-        """For bilevel methods one model, trained by softmax cross-entropy, that all runs start from."""
-        if method not in BILEVEL or not self.settings.warm_up:
+        """A model trained by softmax cross-entropy, from which all trials of bilevel methods start."""
+        if method not in BILEVEL or not self.options.warm_up:
             return None
         if self.warm is None:
-            settings = self.settings
-            numbers = TrainingSettings().replace(**tuned(settings.data, "softmax"))
-            key = jax.random.split(jax.random.key(settings.seed), 1)
-            plan = {"epochs": settings.warm_up, "every": settings.warm_up, "dev": self.parts.held_dev}
-            self.warm = train_many(self.parts.train, self.model, "softmax", numbers, keys=key, **plan).x
+            options = self.options
+            self.warm = train_many(
+                self.parts.train,
+                self.model,
+                "softmax",
+                TrainingSettings().replace(**tuned(options.data, "softmax")),
+                keys=jax.random.split(jax.random.key(options.seed), 1),
+                epochs=options.warm_up,
+                dev=self.parts.held_dev,
+                every=options.warm_up,
+            ).x
         return jax.tree.map(lambda a: jnp.broadcast_to(a[0], (count, *a.shape[1:])), self.warm)
 
 
 def parse_form(form: str) -> dict[str, str]:
-    """A form's surrogate and discount.
+    """The surrogate and the discount of a form.
 
     Example:
       >>> parse_form("logistic + power")
@@ -285,23 +297,23 @@ def _only(values: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _all_ranges() -> dict[str, Any]:
-    """What every method's numbers are drawn from, as it is written to a file."""
+    """All ranges, in a form that JSON can hold."""
     parts = (COMMON, TEMPERATURE, HOT, RANKS, DEPTHS, THRESHOLDS, CORRECTED)
     return {f"{place} {name}": list(span) for place, part in enumerate(parts) for name, span in part.items()}
 
 
 def _found(
-    folder: Path, settings: Settings, common: dict[str, Any]
+    folder: Path, options: NDCGTuneOptions, common: dict[str, Any]
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """The trials, and the best of them, of an earlier search with the same settings."""
+    """The trials and the best hyper-parameters of an earlier search with the same options."""
     if not (folder / "trials.json").exists():
         return [], {}
     facts, rows, best = (
         json.loads((folder / f"{name}.json").read_text("utf-8")) for name in ("settings", "trials", "best")
     )
-    same = {field.name for field in dataclasses.fields(Settings)} - set(_MAY_DIFFER)
-    mine = {name: getattr(settings, name) for name in sorted(same)} | common
-    theirs = facts["settings"] | _only(facts, *common)
+    same = {field.name for field in dataclasses.fields(NDCGTuneOptions)} - set(_MAY_DIFFER)
+    mine = {name: getattr(options, name) for name in sorted(same)} | common
+    theirs = facts["options"] | _only(facts, *common)
     for name, value in mine.items():
         if theirs.get(name, "nothing") != value:
             raise ValueError(
@@ -313,7 +325,7 @@ def _found(
 def _same_trials(
     known: list[dict[str, Any]], fixed: dict[str, Any], columns: dict[str, np.ndarray]
 ) -> list[dict[str, Any]]:
-    """Those of a method's known trials that have these numbers, if they are all of them."""
+    """The known trials of a method with these hyper-parameters; none if one is missing."""
     mine = [row for row in known if fixed.items() <= row.items()]
     drawn = zip(*(map(_rounded, column) for column in columns.values()), strict=True)
     there = (tuple(row.get(name, np.nan) for name in columns) for row in mine)
@@ -324,29 +336,18 @@ def _rounded(number: float) -> float:
     return float(f"{number:.4g}")
 
 
-def _keep(folder: Path, rows: list[dict[str, Any]], best: dict[str, dict[str, Any]]) -> None:
-    """Writes what there is so far: an interrupted search leaves what it had."""
+def _save(folder: Path, rows: list[dict[str, Any]], best: dict[str, dict[str, Any]]) -> None:
+    """Writes the results so far, so that an interrupted search can be resumed."""
     (folder / "trials.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     (folder / "best.json").write_text(json.dumps(best, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:
-    """`python -m bilevax.experiments.ndcg_tune`: for machines without the command-line extras."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", default=Settings.data)
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
-    parser.add_argument("--forms", nargs="+", default=list(Settings.forms))
-    for name in ("trials", "epochs", "warm_up", "every", "seed", "finalists", "repeats", "positives", "gap"):
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Settings, name))
-    parser.add_argument("--averaging", type=float, default=Settings.averaging)
-    parser.add_argument("--users", type=int)
-    parser.add_argument("--out", default="results/ndcg-tune")
-    parser.add_argument("--resume", action="store_true", help="run what is missing in the folder")
-    given: dict[str, Any] = vars(parser.parse_args())
-    folder, resume = given.pop("out"), given.pop("resume")
-    for name in ("methods", "forms"):
-        given[name] = tuple(given[name])
-    tune(Settings(**given), folder, resume=resume)
+    """`python -m bilevax.experiments.ndcg_tune`: `bilevax tune` without the extra `cli`."""
+    parser = make_parser(NDCGTuneOptions, __doc__, "results/ndcg-tune")
+    parser.add_argument("--resume", action="store_true", help="run only what is missing in the folder")
+    given = parser.parse_args()
+    tune(read_options(NDCGTuneOptions, given), given.out, resume=given.resume)
 
 
 if __name__ == "__main__":

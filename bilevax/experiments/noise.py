@@ -1,14 +1,14 @@
-"""`bilevax reproduce noise`: test accuracy under noisy labels, beside the paper's and other ways to learn.
+"""`bilevax reproduce noise`: test accuracy under noisy labels, compared with the paper and with baselines.
 
-Of a8a, 80% are for training and 20%, which stay clean, for validation. From the training rows 70% of the
-positives are removed, and a share of the labels is flipped; noise 0* does neither. The test rows are those of
-a8a.t. There are two tables:
+Of a8a, 80% of the rows are for training and 20%, which stay clean, for validation. 70% of the positive
+training rows are removed, and a share of the training labels is flipped; noise 0* does neither. The test rows
+are those of a8a.t. There are two tables:
 
 - the paper's: logistic regression on the noisy rows, and the bilevel problem with m = 1 and m = 100
-  temperatures, of which the model with the least loss on validation rows that were kept from F is taken;
-- what to do with noisy labels: all or a few of the validation rows are known to be clean, and one fits them
-  alone, both parts together, cleanlab's `CleanLearning`, or `ReweightedClassifier`; and how well flipped
-  labels are found.
+  temperatures. Some validation rows are held out of F, and the model with the smallest loss on them is used;
+- the user's: all or a few of the validation rows are known to be clean. Compared are fits on the noisy rows,
+  on the clean rows, on both, cleanlab's `CleanLearning`, and `ReweightedClassifier`; and how well the last
+  two find flipped labels.
 """
 
 from __future__ import annotations
@@ -24,15 +24,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from scipy import stats
 
 import bilevax as bx
 from bilevax.applications.reweighting import Reweighting, as_rows, cross_entropy, products, reweighting
 from bilevax.data import Dataset, flip_labels, load, remove_positives, split_rows
-from bilevax.experiments.noise_baselines import BASELINES, Corrupted, baselines, plain, without_advice
+from bilevax.experiments.noise_baselines import (
+    BASELINES,
+    NoisySplit,
+    baselines,
+    plain,
+    without_collinearity_warnings,
+)
 from bilevax.experiments.report import Report, spread
 
 CONFIG = Path(__file__).parent / "configs" / "noise.json"
-PAPER = {  # accuracies of logistic regression, m = 1 and m = 100, in the paper's table
+PAPER = {  # the paper's accuracies of logistic regression, m = 1 and m = 100
     "0*": (0.8528, 0.8526, 0.8509),
     "0": (0.8442, 0.8426, 0.8477),
     "0.1": (0.8285, 0.8303, 0.8400),
@@ -45,18 +52,18 @@ OURS = "ReweightedClassifier"
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """What `bilevax reproduce noise` is run with.
+class NoiseOptions:
+    """The options of `bilevax reproduce noise`.
 
     Attributes:
-      seeds: how many splits, each with corruptions of its own.
-      first_seed: the first of them; the settings were chosen on seeds from 100.
-      noises: the noise levels of the paper's table.
-      user_noises: those of the second table.
-      clean: how many clean rows; None for all validation rows.
-      steps: of the bilevel runs of the paper's table; None takes the configuration's.
-      rows: use only so many training and test rows of the data; None takes all.
-      fit: settings of `ReweightedClassifier` other than its defaults.
+      seeds: number of splits, each with its own corruptions.
+      first_seed: the first seed; the hyper-parameters were tuned on seeds from 100.
+      noises: noise levels of the paper's table.
+      user_noises: noise levels of the second table.
+      clean: numbers of clean rows; None means all validation rows.
+      steps: steps of the bilevel runs of the paper's table; None uses the configuration's.
+      rows: number of training and of test rows to use; None uses all.
+      fit: arguments of `ReweightedClassifier` that differ from its defaults.
     """
 
     seeds: int = 5
@@ -68,16 +75,10 @@ class Settings:
     rows: int | None = None
     fit: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-
-def run(settings: Settings, folder: str | Path, *, quick: bool = False) -> dict[str, list[dict[str, Any]]]:
-    """Fits everything; writes tables and a plot into a folder.
-
-    Returns:
-      The rows of the two tables, with one number per seed, by "paper" and "user".
-    """
-    if quick:
-        settings = dataclasses.replace(
-            settings,
+    def quick(self) -> NoiseOptions:
+        """A short check: one noise level, few seeds, steps and rows."""
+        return dataclasses.replace(
+            self,
             seeds=2,
             noises=("0.4",),
             user_noises=("0.4",),
@@ -86,36 +87,45 @@ def run(settings: Settings, folder: str | Path, *, quick: bool = False) -> dict[
             rows=3000,
             fit={"max_iter": 300, "rounds": 1},
         )
-    config = json.loads(CONFIG.read_text(encoding="utf-8"))
-    report = Report(folder, settings, quick=quick)
-    report.fact("configuration", config)
-    data = _part(load(config["data"]), settings.rows)
-    seeds = range(settings.first_seed, settings.first_seed + settings.seeds)
 
-    paper = [_paper_row(data, noise, seeds, config, settings) for noise in settings.noises]
-    order = ", ".join(noise for noise, row in zip(settings.noises, paper, strict=True) if _in_order(row))
+
+def run(options: NoiseOptions, folder: str | Path, *, quick: bool = False) -> dict[str, list[dict[str, Any]]]:
+    """Fits everything; writes two tables and a plot to a folder.
+
+    Returns:
+      The rows of the tables "paper" and "user", with one entry per seed.
+    """
+    options = options.quick() if quick else options
+    config = json.loads(CONFIG.read_text(encoding="utf-8"))
+    report = Report(folder, options, quick=quick)
+    report.fact("configuration", config)
+    data = _part(load(config["data"]), options.rows)
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+
+    paper = [_paper_row(data, noise, seeds, config, options) for noise in options.noises]
+    order = ", ".join(noise for noise, row in zip(options.noises, paper, strict=True) if _in_order(row))
     report.table(
         "noise",
         [_shown(row) for row in paper],
-        "Test accuracy under noisy labels, beside the paper's",
-        "mean ± standard deviation over seeds; 'paper' is what the paper reports, 'gain' ours minus that. "
-        f"Logistic regression < m = 1 < m = 100 in the mean at noise {order or 'none'}.",
+        "Test accuracy under noisy labels, compared with the paper",
+        "mean ± standard deviation over seeds; paper: as published; gain: our mean minus the paper's. "
+        f"Noise levels at which logistic regression < m = 1 < m = 100 in the mean: {order or 'none'}.",
     )
     user = [
-        _user_row(data, noise, clean, seeds, config, settings)
-        for noise in settings.user_noises
-        for clean in settings.clean
+        _user_row(data, noise, clean, seeds, config, options)
+        for noise in options.user_noises
+        for clean in options.clean
     ]
     report.table(
         "noise_clean_rows",
         [_shown(row) for row in user],
         "Test accuracy with a few clean rows",
-        "mean ± standard deviation over seeds; 'gain': ReweightedClassifier minus the best of the others in "
-        "the mean, ± the standard error of that difference; AUROC: how well wrong labels are found by "
-        "label_quality_, and by cleanlab.",
+        "mean ± standard deviation over seeds; gain: ReweightedClassifier minus the baseline with the best "
+        "mean, ± the standard error of the difference; AUROC: of finding wrong labels, by label_quality_ and "
+        "by cleanlab.",
     )
     gains = np.mean([row["gain"].mean() for row in user])
-    report.fact("mean gain on the best baseline", float(gains))
+    report.fact("mean gain over the best baseline", float(gains))
     report.figure("noise", _plot(paper, user))
     report.finish()
     return {"paper": paper, "user": user}
@@ -123,8 +133,8 @@ def run(settings: Settings, folder: str | Path, *, quick: bool = False) -> dict[
 
 def corrupt(
     data: Dataset, noise: str, seed: int, config: dict[str, Any], clean: int | None = None
-) -> Corrupted:
-    """A split with its corruptions; `clean` keeps only so many validation rows, drawn at random."""
+) -> NoisySplit:
+    """A split with its corruptions; `clean` is the number of validation rows to keep, drawn at random."""
     train, validation = split_rows(data.y, config["validation"], seed=seed, stratify=True)
     if noise != "0*":
         train = train[remove_positives(data.y[train], config["removed"], seed=seed)]
@@ -132,16 +142,16 @@ def corrupt(
     if clean is not None:
         random = np.random.default_rng(seed)
         validation = random.permutation(validation)
-        while len(np.unique(data.y[validation[:clean]])) < 2:  # nothing can be learnt from one class alone
+        while len(np.unique(data.y[validation[:clean]])) < 2:  # fits need both classes
             validation = random.permutation(validation)
         validation = validation[:clean]
-    return Corrupted(
+    return NoisySplit(
         data.X[train], y, wrong, data.X[validation], data.y[validation], data.X_test, data.y_test
     )
 
 
-class Judged(bx.Shared):
-    """Rows that F is made of, and others by which a model is selected: those F has seen would flatter it."""
+class WithHeldOut(bx.Shared):
+    """The rows of F, and held-out rows that select a model: its loss on the rows of F would be too low."""
 
     held: dict[str, Any]
 
@@ -151,19 +161,18 @@ class Judged(bx.Shared):
 
 
 def bilevel(
-    splits: list[Corrupted], method: dict[str, Any], steps: int, config: dict[str, Any]
+    splits: list[NoisySplit], method: dict[str, Any], steps: int, config: dict[str, Any]
 ) -> list[float]:
-    """The paper's method on all splits at once: the test accuracy of the model that is best in validation.
+    """The test accuracies of the paper's method on all splits at once.
 
-    Of the validation rows a part is kept from F. A model is a block at a moment of the run: the one with the
-    least loss on that part.
+    The model is one block at one step: those with the smallest loss on the held-out validation rows.
     """
     tasks = [_task(one, method, config) for one in splits]
     test = jax.tree.map(jnp.asarray, as_rows(splits[0].X_test, intercept=True))
     positive = jnp.asarray(splits[0].y_test > 0)
 
     def losses(problem: bx.Problem, state: bx.State) -> Array:
-        held = cast(Judged, problem.upper_data).held
+        held = cast(WithHeldOut, problem.upper_data).held
 
         def one(block: dict[str, Array], y: Array) -> Array:
             logits = products(held["row"], y) / block["temperature"]
@@ -192,8 +201,8 @@ def bilevel(
     return [float(one[place]) for one, place in zip(found.history["accuracy"][0], best, strict=True)]
 
 
-def _task(split: Corrupted, method: dict[str, Any], config: dict[str, Any]) -> Reweighting:
-    """The paper's problem on a split, some of whose validation rows are kept for selection."""
+def _task(split: NoisySplit, method: dict[str, Any], config: dict[str, Any]) -> Reweighting:
+    """The paper's problem on a split, with some validation rows held out for selection."""
     seen, kept = split_rows(split.y_clean, config["selection"], seed=0, stratify=True)
     heat = [1.0] if method["blocks"] == 1 else method["blocks"]
     task = reweighting(
@@ -202,18 +211,18 @@ def _task(split: Corrupted, method: dict[str, Any], config: dict[str, Any]) -> R
     labels = (split.y_clean[kept] > 0).astype(np.int32)
     held = {"row": as_rows(split.X_clean[kept], intercept=True), "label": labels}
     problem = task.problem
-    judged = Judged(cast(bx.Shared, problem.upper_data).rows, held)
-    return dataclasses.replace(task, problem=eqx.tree_at(lambda one: one.upper_data, problem, judged))
+    rows = WithHeldOut(cast(bx.Shared, problem.upper_data).rows, held)
+    return dataclasses.replace(task, problem=eqx.tree_at(lambda one: one.upper_data, problem, rows))
 
 
 def _paper_row(
-    data: Dataset, noise: str, seeds: range, config: dict[str, Any], settings: Settings
+    data: Dataset, noise: str, seeds: range, config: dict[str, Any], options: NoiseOptions
 ) -> dict[str, Any]:
     splits = [corrupt(data, noise, seed, config) for seed in seeds]
     print(f"noise {noise}: {len(splits)} seeds of logistic regression and of the bilevel methods")
     found = {PLAIN: [plain(one) for one in splits]}
     for name, method in config["methods"].items():
-        found[name] = bilevel(splits, method, settings.steps or method["steps"], config)
+        found[name] = bilevel(splits, method, options.steps or method["steps"], config)
     row: dict[str, Any] = {"noise": noise}
     for (name, accuracy), published in zip(found.items(), PAPER[noise], strict=True):
         row |= {
@@ -230,7 +239,7 @@ def _in_order(row: dict[str, Any]) -> bool:
 
 
 def _user_row(
-    data: Dataset, noise: str, clean: int | None, seeds: range, config: dict[str, Any], settings: Settings
+    data: Dataset, noise: str, clean: int | None, seeds: range, config: dict[str, Any], options: NoiseOptions
 ) -> dict[str, Any]:
     from sklearn.metrics import roc_auc_score
 
@@ -239,9 +248,10 @@ def _user_row(
     kept: dict[str, list[float]] = {}
     for seed in seeds:
         one = corrupt(data, noise, seed, config, clean)
-        with without_advice(), ThreadPoolExecutor(1) as beside:  # neither uses two cores for long
-            others = beside.submit(baselines, one, seed)
-            model = ReweightedClassifier(random_state=seed, **settings.fit)
+        # Neither fit uses two cores for long.
+        with without_collinearity_warnings(), ThreadPoolExecutor(1) as executor:
+            others = executor.submit(baselines, one, seed)
+            model = ReweightedClassifier(random_state=seed, **options.fit)
             model.fit(one.X, one.y, one.X_clean, one.y_clean)
             scores, cleanlab_quality = others.result()
         scores[OURS] = float(model.score(one.X_test, one.y_test))
@@ -253,15 +263,15 @@ def _user_row(
     columns = {name: np.array(values) for name, values in kept.items()}
     best = max(BASELINES, key=lambda name: columns[name].mean())
     row: dict[str, Any] = {"noise": noise, "clean": "all" if clean is None else clean} | columns
-    return row | {"best of the others": best, "gain": columns[OURS] - columns[best]}
+    return row | {"best baseline": best, "gain": columns[OURS] - columns[best]}
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """A row as text: arrays by mean and spread, gains with their sign."""
+    """A row as text: arrays as mean ± standard deviation, gains with a sign."""
     out: dict[str, Any] = {}
     for name, value in row.items():
         if name == "gain":
-            error = value.std(ddof=1) / len(value) ** 0.5 if len(value) > 1 else np.nan
+            error = stats.sem(value) if len(value) > 1 else np.nan
             out[name] = f"{value.mean():+.4f} ± {error:.4f}"
         elif isinstance(value, np.ndarray):
             out[name] = spread(value)
@@ -292,7 +302,7 @@ def _plot(paper: list[dict[str, Any]], user: list[dict[str, Any]]) -> Any:
             noises, [v.mean() for v in values], [v.std() for v in values], label=name, capsize=3
         )
         left.plot(noises, [row[f"paper, {name}"] for row in paper], "--", color=line.get_color(), alpha=0.6)
-    left.set(xlabel="noise", ylabel="test accuracy", title="as in the paper (dashed: its figures)")
+    left.set(xlabel="noise", ylabel="test accuracy", title="as in the paper (dashed: the paper)")
     left.legend()
     hardest = [row for row in user if row["noise"] == user[-1]["noise"]]
     counts = [str(row["clean"]) for row in hardest]

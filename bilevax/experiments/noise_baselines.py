@@ -1,4 +1,4 @@
-"""What one would try first on noisy labels, before any bilevel method."""
+"""Baselines for noisy labels: what one would try before a bilevel method."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ BASELINES = ("noisy rows", "clean rows", "both", "CleanLearning")
 
 
 @dataclasses.dataclass(frozen=True)
-class Corrupted:
-    """One split: noisy rows, which of their labels are wrong, clean rows, test rows."""
+class NoisySplit:
+    """Noisy rows, a mask of their wrong labels, clean rows, and test rows."""
 
     X: Any
     y: np.ndarray
@@ -26,16 +26,16 @@ class Corrupted:
     y_test: np.ndarray
 
 
-def baselines(one: Corrupted, seed: int) -> tuple[dict[str, float], np.ndarray]:
-    """Test accuracies of what one would try first, and cleanlab's quality of the noisy labels."""
+def baselines(one: NoisySplit, seed: int) -> tuple[dict[str, float], np.ndarray]:
+    """Test accuracies of the baselines, and cleanlab's quality scores of the noisy labels."""
     from cleanlab.classification import CleanLearning
 
     noisy, clean, test = one.X.toarray(), one.X_clean.toarray(), one.X_test.toarray()
     both = np.concatenate([noisy, clean]), np.concatenate([one.y, one.y_clean])
-    # One job: its others are forks of this process, which JAX does not survive.
-    alone = {"n_jobs": 1}
-    learning = CleanLearning(_logistic(), seed=seed, verbose=False, find_label_issues_kwargs=alone)
-    # The rows known to be clean are given to cleanlab with the others: it has no way to be told.
+    # More jobs would fork this process, which is not safe with JAX.
+    one_job = {"n_jobs": 1}
+    learning = CleanLearning(_logistic(), seed=seed, verbose=False, find_label_issues_kwargs=one_job)
+    # cleanlab cannot be told which rows are clean: it gets them together with the noisy ones.
     learning.fit(both[0], (both[1] > 0).astype(int))
     models = {
         "noisy rows": _logistic().fit(noisy, one.y),
@@ -50,11 +50,11 @@ def baselines(one: Corrupted, seed: int) -> tuple[dict[str, float], np.ndarray]:
 
 
 @contextmanager
-def without_advice() -> Iterator[None]:
-    """Hides scikit-learn's advice that columns are collinear, as those of one-hot features are.
+def without_collinearity_warnings() -> Iterator[None]:
+    """Hides scikit-learn's warnings about collinear columns, which one-hot features have.
 
-    Its solver then goes on with L-BFGS, which is what is advised. Warnings belong to the whole process:
-    not for a thread beside others.
+    Its solver then falls back to L-BFGS, as the warning recommends. Warning filters are shared by all
+    threads: enter this context before starting others.
     """
     from scipy.linalg import LinAlgWarning
     from sklearn.exceptions import ConvergenceWarning
@@ -65,21 +65,21 @@ def without_advice() -> Iterator[None]:
         yield
 
 
-def _logistic(**settings: Any) -> Any:
+def _logistic(**arguments: Any) -> Any:
     from sklearn.linear_model import LogisticRegression
 
-    return LogisticRegression(solver="newton-cholesky", **settings)
+    return LogisticRegression(solver="newton-cholesky", **arguments)
 
 
-def plain(one: Corrupted) -> float:
+def plain(one: NoisySplit) -> float:
     """The test accuracy of logistic regression on the noisy rows."""
-    with without_advice():
+    with without_collinearity_warnings():
         model = _logistic().fit(one.X.toarray(), one.y)
     return float(model.score(one.X_test.toarray(), one.y_test))
 
 
 def _validated(X: np.ndarray, y: np.ndarray, choices: int = 7, most_folds: int = 5) -> Any:
-    """Logistic regression, C chosen from 10⁻⁴ to 10² by cross-validation of the log-loss."""
+    """Logistic regression, with C chosen from 10⁻⁴ to 10² by cross-validation of the log-loss."""
     from sklearn.model_selection import GridSearchCV, StratifiedKFold
 
     folds = min(most_folds, np.unique(y, return_counts=True)[1].min())

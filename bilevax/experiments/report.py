@@ -1,4 +1,4 @@
-"""What an experiment leaves behind: tables, plots and settings in one folder."""
+"""The results of an experiment in one folder: tables, plots, and the options it was run with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bilevax import __version__
 
 
 def spread(values: Any, digits: int = 4) -> str:
-    """Mean and standard deviation of some numbers, as text.
+    """The mean ± the standard deviation, as text.
 
     Example:
       >>> spread([0.5, 0.7])
@@ -31,7 +31,7 @@ def spread(values: Any, digits: int = 4) -> str:
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows as a Markdown table; columns in the order in which they first occur.
+    """A Markdown table; the columns are in order of first occurrence.
 
     Example:
       >>> print(markdown([{"noise": 0.1, "accuracy": "0.85"}]))
@@ -48,20 +48,20 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 class Report:
     """A folder of results: `name.csv`, `name.md`, `name.png` and `settings.json`.
 
-    The folder is made, and proved writable, before any work is done.
+    The folder is created and written to at once: if that fails, it fails before any work is done.
 
     Args:
       folder: where the results go.
-      settings: what the experiment was run with; any mix of dataclasses, dicts, paths and numbers.
-      quick: marks every table as that of a short check.
+      options: of the experiment; any mix of dataclasses, dicts, paths and numbers.
+      quick: marks every table as a quick check.
     """
 
-    def __init__(self, folder: str | Path, settings: Any, *, quick: bool = False):
+    def __init__(self, folder: str | Path, options: Any, *, quick: bool = False):
         self.folder, self.quick, self.began = Path(folder), quick, time.perf_counter()
         self.folder.mkdir(parents=True, exist_ok=True)
         device = jax.devices()[0]
         self.facts: dict[str, Any] = {
-            "settings": _plain(settings),
+            "options": _plain(options),
             "quick": quick,
             "bilevax": __version__,
             "jax": jax.__version__,
@@ -71,28 +71,31 @@ class Report:
         self._write_facts()
 
     def table(self, name: str, rows: Sequence[Mapping[str, Any]], title: str, note: str = "") -> None:
-        """Writes a table as CSV and Markdown, and shows it."""
-        columns = _columns(rows)
-        with (self.folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, columns, restval="")
-            writer.writeheader()
-            writer.writerows(rows)
+        """Writes a table as CSV and Markdown, and prints it."""
+        self.csv(name, rows)
         heading = f"# {title}{' (quick check)' if self.quick else ''}\n\n"
         text = heading + markdown(rows) + (f"\n\n{note}" if note else "") + "\n"
         (self.folder / f"{name}.md").write_text(text, encoding="utf-8")
-        _show(rows, columns, title, note)
+        _show(rows, title, note)
+
+    def csv(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Writes rows as CSV."""
+        with (self.folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, _columns(rows), restval="")
+            writer.writeheader()
+            writer.writerows(rows)
 
     def figure(self, name: str, figure: Any) -> None:
         """Writes a matplotlib figure as PNG."""
         figure.savefig(self.folder / f"{name}.png", dpi=130)
 
     def fact(self, name: str, value: Any) -> None:
-        """Adds something to `settings.json`."""
+        """Adds an entry to `settings.json`."""
         self.facts[name] = _plain(value)
         self._write_facts()
 
     def finish(self) -> None:
-        """Notes the time it took, and says where the results are."""
+        """Records the elapsed seconds, and prints where the results are."""
         self.fact("seconds", round(time.perf_counter() - self.began, 1))
         print(f"results: {self.folder} ({self.facts['seconds']} s)")
 
@@ -112,7 +115,7 @@ def _cell(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Something as JSON can hold it."""
+    """The value as JSON types."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = dataclasses.asdict(value)
     if isinstance(value, Mapping):
@@ -126,15 +129,16 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
 
 
-def _show(rows: Sequence[Mapping[str, Any]], columns: list[str], title: str, note: str) -> None:
+def _show(rows: Sequence[Mapping[str, Any]], title: str, note: str) -> None:
     try:
         from rich.console import Console
         from rich.table import Table
     except ImportError:
         print(f"{title}\n{markdown(rows)}\n{note}")
         return
+    columns = _columns(rows)
     table = Table(*columns, title=title, caption=note or None)
     for row in rows:
         table.add_row(*(_cell(row.get(name)) for name in columns))
-    # Off a terminal nothing is folded.
+    # Without a terminal, lines are not wrapped at 80 characters.
     Console(width=None if sys.stdout.isatty() else 200).print(table)

@@ -1,8 +1,8 @@
-"""`bilevax tune`: grids of settings as one vmapped program per method, judged on validation rows.
+"""`bilevax tune`: searches a grid of hyper-parameters per method, judged by the loss on validation rows.
 
-Every method gets the same number of trials, drawn without replacement from the product of its choices. λ,
-which belongs to the problem and not to a method, is chosen first, by BSVRB v2, and then shared: otherwise
-the methods would solve different problems.
+Every method gets the same number of trials, drawn from its grid without replacement and run side by side. λ
+belongs to the problem and not to a method: it is chosen first, with BSVRB v2, and then shared, because
+otherwise the methods would solve different problems.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WIDE: dict[str, dict[str, tuple[float, ...]]] = {
     },
 }
 WIDE["BSVRBv1"] = WIDE["BSVRBv2"]
-# As printed; α > 1, which is no average any more, is left out. The paper names no β for BSVRB.
+# As printed, without α > 1, which is not an average. The paper gives no β for BSVRB.
 PAPER = {
     "BSVRBv2": {
         "upper_step": (0.001, 0.01, 0.1),
@@ -55,19 +55,19 @@ GRIDS = {"wide": WIDE, "paper": PAPER}
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """What `bilevax tune` is run with.
+class TuneOptions:
+    """The options of `bilevax tune` for the hyper-parameter problem.
 
     Attributes:
       data: the data set.
-      methods: which methods to tune, in this order; λ comes from the first, unless it is given.
+      methods: the methods to tune, in this order; unless λ is given, the first one chooses it.
       grid: "wide" (chosen for these problems) or "paper".
-      trials: settings per method.
-      steps: steps of every run: what a setting is judged by is the loss after them.
+      trials: trials per method.
+      steps: steps of every trial, which is judged by the loss after the last one.
       seed: of the split, the temperatures and the trials; experiments use other seeds.
       ridge: λ; None chooses it.
-      at_once: runs in one program; None takes as many as the memory of a method allows.
-      rows: use only so many rows of the data; None takes all.
+      at_once: trials in one program; None uses as many as fit into memory.
+      rows: number of rows of the data to use; None uses all.
       blocks: m.
     """
 
@@ -89,27 +89,30 @@ class Settings:
         if self.grid not in GRIDS:
             raise ValueError(f"grid must be one of {sorted(GRIDS)}, got {self.grid!r}")
 
+    def quick(self) -> TuneOptions:
+        """A short check: few trials, steps, rows and blocks."""
+        return dataclasses.replace(self, trials=2, steps=200, rows=1000, blocks=10, ridge=1e-3)
 
-def run(settings: Settings, folder: str | Path, *, quick: bool = False) -> dict[str, dict[str, float]]:
-    """Tunes every method on a data set, and writes the best settings into a folder.
+
+def run(options: TuneOptions, folder: str | Path, *, quick: bool = False) -> dict[str, dict[str, float]]:
+    """Tunes every method on a data set, and writes the best hyper-parameters to a folder.
 
     Returns:
-      "ridge" and, by method, the best numbers: what the configuration files hold.
+      "ridge" and the best hyper-parameters by method, as in configs/validation.json.
     """
-    if quick:
-        settings = dataclasses.replace(settings, trials=2, steps=200, rows=1000, blocks=10, ridge=1e-3)
-    report = Report(folder, settings, quick=quick)
-    split = validation.load_split(settings.data, settings.seed, settings.rows)
-    best: dict[str, Any] = {"ridge": settings.ridge}
+    options = options.quick() if quick else options
+    report = Report(folder, options, quick=quick)
+    split = validation.load_split(options.data, options.seed, options.rows)
+    best: dict[str, Any] = {"ridge": options.ridge}
     tables, losses = [], {}
-    for method in settings.methods:
-        columns = draw_trials(GRIDS[settings.grid][method], settings.trials, settings.seed)
+    for method in options.methods:
+        columns = draw_trials(GRIDS[options.grid][method], options.trials, options.seed)
         ridges = [best["ridge"]] if best["ridge"] is not None else list(RIDGES)
-        found = [_sweep(method, split, ridge, columns, settings) for ridge in ridges]
+        found = [_sweep(method, split, ridge, columns, options) for ridge in ridges]
         scores = np.stack([loss for loss, _ in found])
         if not np.isfinite(scores).any():
             raise ValueError(
-                f"every setting of {method} diverged: choose another grid than {settings.grid!r}"
+                f"all {scores.size} trials of {method} diverged: use another grid than {options.grid!r}"
             )
         place, row = np.unravel_index(np.argmin(scores), scores.shape)
         best["ridge"] = ridges[place]
@@ -129,16 +132,14 @@ def run(settings: Settings, folder: str | Path, *, quick: bool = False) -> dict[
         )
         report.fact(f"{method} scores", [dict(ridge=r, loss=s) for r, s in zip(ridges, scores, strict=True)])
         report.fact("best", best)
-    report.table(
-        "tune", tables, f"Best of {settings.trials} settings on {settings.data}, {settings.steps} steps"
-    )
+    report.table("tune", tables, f"Best of {options.trials} trials on {options.data}, {options.steps} steps")
     report.figure("tune", _plot(losses))
     report.finish()
     return best
 
 
 def draw_trials(choices: dict[str, tuple[float, ...]], trials: int, seed: int) -> dict[str, np.ndarray]:
-    """So many different rows of the product of some choices; all of it if that is fewer."""
+    """Distinct random points of a grid, as columns; the whole grid if it has at most `trials` points."""
     columns = bx.grid(**choices)
     count = math.prod(len(values) for values in choices.values())
     rows = np.sort(np.random.default_rng(seed).permutation(count)[:trials])
@@ -146,15 +147,19 @@ def draw_trials(choices: dict[str, tuple[float, ...]], trials: int, seed: int) -
 
 
 def _sweep(
-    method: str, split: validation.Split, ridge: float, columns: dict[str, np.ndarray], settings: Settings
+    method: str,
+    split: validation.ValidationSplit,
+    ridge: float,
+    columns: dict[str, np.ndarray],
+    options: TuneOptions,
 ) -> tuple[np.ndarray, float]:
-    """The final loss of every setting, and the seconds they took."""
-    task = validation.make_task(split, ridge, settings.seed, settings.blocks)
+    """The final loss of every trial, and the seconds of all."""
+    task = validation.make_task(split, ridge, options.seed, options.blocks)
     count = len(next(iter(columns.values())))
-    group = min(count, settings.at_once or _fit(method, task, settings.blocks))
+    group = min(count, options.at_once or _fit(method, task, options.blocks))
     losses, seconds = [], 0.0
     for begin in range(0, count, group):
-        # The last group is filled up, so that it needs no program of its own.
+        # The last group is padded to the same size, so that it needs no compilation.
         rows = np.minimum(np.arange(begin, begin + group), count - 1)
         swept = bx.sweep(
             task.problem,
@@ -162,12 +167,12 @@ def _sweep(
             task.y0,
             solver=validation.METHODS[method],
             settings={name: list(column[rows]) for name, column in columns.items()},
-            steps=settings.steps,
-            keys=jax.random.split(jax.random.key(settings.seed), 1),
-            blocks_per_step=max(1, settings.blocks // 10),
+            steps=options.steps,
+            keys=jax.random.split(jax.random.key(options.seed), 1),
+            blocks_per_step=max(1, options.blocks // 10),
             batch_size=validation.BATCH,
             metrics={"validation_loss": validation.validation_loss},
-            every=max(1, settings.steps // 10),
+            every=max(1, options.steps // 10),
         )
         losses.append(swept.scores("validation_loss"))
         seconds += float(swept.seconds[-1]) + swept.compile_seconds
@@ -175,7 +180,7 @@ def _sweep(
 
 
 def _fit(method: str, task: Any, blocks: int) -> int:
-    """How many runs fit into a third of the device's memory (4 GB if it does not say)."""
+    """How many trials fit into a third of the device's memory (into 4 GB if its size is unknown)."""
     width, rows = task.y0[0].size, task.x0.size
     floats = blocks * width * {"RSVRB": rows + width, "BSVRBv1": 3 * width}.get(method, 8) + 4 * rows
     stats = jax.devices()[0].memory_stats() or {}
@@ -189,6 +194,6 @@ def _plot(losses: dict[str, np.ndarray]) -> Any:
     axes = figure.subplots()
     for method, values in losses.items():
         axes.plot(np.sort(values[np.isfinite(values)]), label=method)
-    axes.set(xlabel="settings, best first", ylabel="validation loss")
+    axes.set(xlabel="trials, best first", ylabel="validation loss")
     axes.legend()
     return figure

@@ -1,4 +1,4 @@
-"""The paper's first problem: weights of training rows that make 100 classifiers good on validation rows."""
+"""The paper's first problem: training-row weights with which 100 classifiers do well on validation rows."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from bilevax.applications.reweighting import Reweighting, cross_entropy, product
 
 METHODS = {"BSVRBv1": bx.BSVRBv1, "BSVRBv2": bx.BSVRBv2, "RSVRB": bx.RSVRB}
 BLOCKS, BLOCKS_PER_STEP, BATCH = 100, 10, 32
-VALIDATION = 0.2  # the share of rows kept for validation, as in the paper
+VALIDATION = 0.2  # share of validation rows, as in the paper
 
 
 @dataclasses.dataclass(frozen=True)
-class Split:
-    """A division of a data set's training rows, proper: no validation row is trained on."""
+class ValidationSplit:
+    """Training and validation rows of a data set; they are disjoint."""
 
     X: Any
     y: np.ndarray
@@ -32,16 +32,16 @@ class Split:
     y_validation: np.ndarray
 
 
-def load_split(name: str, seed: int, rows: int | None = None) -> Split:
-    """80% of a data set's training rows to train on, 20% for validation; of its first `rows` if given."""
+def load_split(name: str, seed: int, rows: int | None = None) -> ValidationSplit:
+    """A data set's training rows, or its first `rows`: 80% for training, 20% for validation."""
     whole = data.load(name)
     X, y = whole.X[:rows], whole.y[:rows]
     train, held = data.split_rows(len(y), VALIDATION, seed=seed)
-    return Split(X[train], y[train], X[held], y[held])
+    return ValidationSplit(X[train], y[train], X[held], y[held])
 
 
-def make_task(split: Split, ridge: float, seed: int, blocks: int = BLOCKS) -> Reweighting:
-    """The paper's problem on a split: temperatures uniform on [1, 11)."""
+def make_task(split: ValidationSplit, ridge: float, seed: int, blocks: int = BLOCKS) -> Reweighting:
+    """The paper's problem on a split, with temperatures uniform on [1, 11)."""
     heat = np.random.default_rng(seed).uniform(1, 11, blocks)
     return reweighting(
         split.X, split.y, split.X_validation, split.y_validation, temperatures=heat, ridge=ridge
@@ -49,7 +49,7 @@ def make_task(split: Split, ridge: float, seed: int, blocks: int = BLOCKS) -> Re
 
 
 def validation_loss(problem: bx.Problem, state: bx.State) -> Array:
-    """The mean loss of all blocks on all validation rows, at the tracked y."""
+    """The mean loss of all blocks on all validation rows, at the state's y."""
     assert isinstance(problem.upper_data, bx.Shared)
     rows = problem.upper_data.rows
 
@@ -59,17 +59,19 @@ def validation_loss(problem: bx.Problem, state: bx.State) -> Array:
     return jnp.mean(jax.lax.map(lambda pair: one(*pair), (problem.blocks, state.y)))
 
 
-def steps_per_epoch(split: Split, blocks_per_step: int = BLOCKS_PER_STEP, batch: int = BATCH) -> float:
-    """How many steps draw as many training rows as there are."""
+def steps_per_epoch(
+    split: ValidationSplit, blocks_per_step: int = BLOCKS_PER_STEP, batch: int = BATCH
+) -> float:
+    """The number of steps that draw as many training rows as the split has."""
     return len(split.y) / (blocks_per_step * batch)
 
 
 def tuned(name: str) -> dict[str, dict[str, float]]:
-    """The stored settings of a data set: "ridge" and the numbers of every method; "about" says whence."""
+    """The tuned hyper-parameters of a data set: "ridge", those of every method, and "about", their origin."""
     text = resources.files("bilevax.experiments").joinpath("configs", "validation.json").read_text("utf-8")
     return json.loads(text)[name]
 
 
-def make_solver(method: str, numbers: Mapping[str, float]) -> Any:
-    """A method with its tuned numbers."""
-    return METHODS[method](**numbers)
+def make_solver(method: str, hyperparameters: Mapping[str, float]) -> Any:
+    """A method with its tuned hyper-parameters."""
+    return METHODS[method](**hyperparameters)

@@ -1,1 +1,1 @@
-"""The theorems, measured: steps against ε, restarts under the PL condition, and what the text leaves open."""
+"""The theorems in practice: rates in ε, restarts under the PL condition, choices left open by the paper."""

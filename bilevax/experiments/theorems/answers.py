@@ -1,4 +1,4 @@
-"""One way to do a thing, tuned: the steps it takes with the best parameters of a grid."""
+"""The steps that one variant takes, with the best parameters of a grid."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bilevax.testing.quadratic_upper import QuadraticUpper
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """The parameters to choose from: c, and multiples of the factors of η and τ, of `variance_reduced`."""
+    """A grid of parameters: c, and multiples of the factors of η and τ in `variance_reduced`."""
 
     constants: tuple[float, ...]
     uppers: tuple[float, ...] = (1.0,)
@@ -42,20 +42,20 @@ QUESTIONS = tuple(GRIDS)
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """What `bilevax reproduce choices` is run with.
+class ChoicesOptions:
+    """The options of `bilevax reproduce choices`.
 
     Attributes:
-      questions: of `QUESTIONS`.
-      epsilon: T is the steps until the mean of ‖∇F‖² is below ε².
-      start_epsilon: the ε of the question about the start, which matters most when ε is small.
-      grids: the parameters to choose from, by question.
-      copies: m as multiples of `blocks`, for the question about blocks; γ takes the first and the third of
-        them, the projection the second, the others the first.
-      tuning_seeds: runs per setting that the best one is chosen by.
-      seeds: runs of the best setting, with other keys.
-      seed: of the first of them.
-      most: the most steps of a run at the least m; more in proportion to m.
+      questions: names from `QUESTIONS`.
+      epsilon: T is the number of steps until the mean of ‖∇F‖² is at most ε².
+      start_epsilon: the ε of the question "start", which matters most when ε is small.
+      grids: the grid of parameters, by question.
+      copies: multiples of `blocks` for m, in the question "blocks". "gamma" uses the first and the third,
+        "projection" the second, the others the first.
+      tuning_seeds: runs per point of the grid.
+      seeds: runs at the best point, with other keys.
+      seed: seed of the first of them.
+      most: maximum number of steps of a run at the smallest m; proportionally more for larger m.
       blocks, blocks_per_step, batch_size: m, I, B.
       dimension, rows: d_x = d_y, and rows per block.
     """
@@ -80,37 +80,37 @@ class Settings:
             if name not in QUESTIONS:
                 raise ValueError(f"questions must be among {list(QUESTIONS)}, got {name!r}")
 
-    def quick(self) -> Settings:
-        """One setting of the parameters, few seeds, two values of m and a large ε."""
+    def quick(self) -> ChoicesOptions:
+        """A short check: one point of the grid, few seeds, two values of m and a large ε."""
         grids = {name: Grid((0.5,), (0.35,), (0.3,)) for name in GRIDS}
         return dataclasses.replace(
             self, epsilon=0.4, start_epsilon=0.4, grids=grids, copies=(1, 2), seeds=2, most=2000
         )
 
-    def sampling(self, copies: int) -> Sizes:
-        """m, I and B."""
+    def sizes(self, copies: int) -> Sizes:
+        """m, I and B, with `copies` of each block."""
         return Sizes(self.blocks * copies, self.blocks_per_step, self.batch_size)
 
     def family(self, copies: int) -> QuadraticUpper:
-        """The problem with so many copies of each block."""
+        """The problem with `copies` of each block."""
         return make_family(False, self.blocks, self.dimension, self.rows, copies)
 
 
-Make = Callable[[dict[str, float]], Any]
+MakeVariant = Callable[[dict[str, float]], Any]  # from the coefficients of `variance_reduced`
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """One way to do it.
+    """The steps of one variant.
 
     Attributes:
-      question, way, case: what is asked, which way this is, and where it is asked.
-      steps: T per seed; infinite where a run did not get there.
-      best: the c and the factors of η and τ that were chosen; None if none got there.
+      question, variant, case: the question, the name of the variant, and the problem or size it was run at.
+      steps: T per seed; infinite where a run did not reach ε².
+      best: the best c and factors of η and τ; None if no point of the grid reached ε².
     """
 
     question: str
-    way: str
+    variant: str
     case: str
     steps: np.ndarray
     best: tuple[float, float, float] | None
@@ -118,45 +118,45 @@ class Answer:
 
 def answer(
     question: str,
-    way: str,
-    make: Make,
-    settings: Settings,
+    variant: str,
+    make: MakeVariant,
+    options: ChoicesOptions,
     copies: int,
     case: str | None = None,
     family: QuadraticUpper | None = None,
     initial: Any = "by ε",
 ) -> Answer:
-    """T of one way with its best parameters.
+    """T of one variant with its best parameters.
 
     Args:
-      question, way: what is asked, and the name of this way.
-      make: the solver, from the numbers of `variance_reduced`.
-      settings: of the experiment.
+      question, variant: the question and the name of the variant.
+      make: makes the solver from the coefficients of `variance_reduced`.
+      options: of the experiment.
       copies: of each block.
-      case: where it is asked; left out, m/I.
-      family: the problem; left out, the usual one.
-      initial: rows per block of the first estimators; left out, O(1/ε).
+      case: shown in the table; m/I by default.
+      family: the problem; quadratic blocks by default.
+      initial: rows per block of the initial estimators; O(1/ε) by default.
 
     Returns:
       The answer.
     """
-    family, sampling = family or settings.family(copies), settings.sampling(copies)
-    case = case or f"m/I = {1 / sampling.ratio:g}"
-    print(f"{question}: {way}, {case}")
-    points = settings.grids[question].points()
+    family, sizes = family or options.family(copies), options.sizes(copies)
+    case = case or f"m/I = {1 / sizes.ratio:g}"
+    print(f"{question}: {variant}, {case}")
+    points = options.grids[question].points()
     solvers = [
-        make(variance_reduced(c, settings.epsilon, sampling, family.constants, UPPER * up, LOWER * low))
+        make(variance_reduced(c, options.epsilon, sizes, family.constants, UPPER * up, LOWER * low))
         for c, up, low in points
     ]
-    task = make_task(family, sampling, initial_rows(settings.epsilon) if initial == "by ε" else initial)
-    squared, goal, most = Truth.of(family).squared_gradient, settings.epsilon**2, settings.most * copies
+    task = make_task(family, sizes, initial_rows(options.epsilon) if initial == "by ε" else initial)
+    squared, goal, most = Truth.of(family).squared_gradient, options.epsilon**2, options.most * copies
     best = 0
     if len(solvers) > 1:
-        keys = jax.random.split(jax.random.key(settings.seed + 1000), settings.tuning_seeds)
+        keys = jax.random.split(jax.random.key(options.seed + 1000), options.tuning_seeds)
         tuning = lanes.steps_until(task, solvers, keys, squared, goal, most, race=True).steps.mean(1)
         if not np.isfinite(tuning).any():
-            return Answer(question, way, case, np.full(settings.seeds, np.inf), None)
+            return Answer(question, variant, case, np.full(options.seeds, np.inf), None)
         best = int(np.argmin(tuning))
-    keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
+    keys = jax.random.split(jax.random.key(options.seed), options.seeds)
     steps = lanes.steps_until(task, [solvers[best]], keys, squared, goal, 3 * most).steps[0]
-    return Answer(question, way, case, steps, points[best])
+    return Answer(question, variant, case, steps, points[best])

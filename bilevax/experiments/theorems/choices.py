@@ -1,4 +1,4 @@
-"""`bilevax reproduce choices`: what the text leaves open, each way tuned and timed in steps."""
+"""`bilevax reproduce choices`: tunes and compares variants that the paper leaves open."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import numpy as np
 
 from bilevax.experiments.report import Report, spread
 from bilevax.experiments.theorems import outputs, questions
-from bilevax.experiments.theorems.answers import QUESTIONS, Answer, Settings
+from bilevax.experiments.theorems.answers import QUESTIONS, Answer, ChoicesOptions
 from bilevax.experiments.theorems.fits import Exponent, fit_exponent
 
 
-def run(settings: Settings, folder: str | Path, *, quick: bool = False) -> list[Answer]:
-    """Answers all questions; writes tables into a folder."""
-    settings = settings.quick() if quick else settings
-    report = Report(folder, settings, quick=quick)
+def run(options: ChoicesOptions, folder: str | Path, *, quick: bool = False) -> list[Answer]:
+    """Answers all questions; writes tables to a folder."""
+    options = options.quick() if quick else options
+    report = Report(folder, options, quick=quick)
     asked = {name: getattr(questions, name) for name in QUESTIONS if name != "output"}
-    answers = [one for name, ask in asked.items() if name in settings.questions for one in ask(settings)]
+    answers = [one for name, ask in asked.items() if name in options.questions for one in ask(options)]
     if answers:
         note = (
-            "T: steps until the mean of ‖∇F‖² is below ε², mean ± standard deviation over seeds, each way "
-            "with the best (c, factor of η, factor of τ) of a grid, chosen on other seeds. ×: T over that of "
-            "the first way."
+            "T: steps until the mean of ‖∇F‖² is at most ε², mean ± standard deviation over seeds. Each "
+            "variant uses the best (c, factor of η, factor of τ) of a grid, chosen on other seeds. "
+            "×: T divided by that of the first variant."
         )
-        report.table("choices", _rows(answers), "What the text leaves open", note)
-    if "blocks" in settings.questions:
-        growth = {"T(sampled)/T(all) in m/I": str(_growth(answers, settings)), "the paper's bounds": "0.50"}
-        report.table("growth", [growth], "Sampled blocks against all of them")
-    if "output" in settings.questions:
-        outputs.measure(settings, report)
+        report.table("choices", _rows(answers), "Choices that the paper leaves open", note)
+    if "blocks" in options.questions:
+        growth = {"T(sampled)/T(all) in m/I": str(_growth(answers, options)), "the paper's bounds": "0.50"}
+        report.table("growth", [growth], "Moving sampled blocks against moving all blocks")
+    if "output" in options.questions:
+        outputs.measure(options, report)
     report.finish()
     return answers
 
@@ -39,17 +39,21 @@ def _rows(answers: list[Answer]) -> list[dict[str, Any]]:
     first, rows = {}, []
     for one in answers:
         mean = first.setdefault((one.question, one.case), one.steps.mean())
-        row: dict[str, Any] = {"question": one.question, "case": one.case, "way": one.way}
-        there = np.isfinite(one.steps)
-        row["T"] = spread(one.steps, 0) if there.all() else f"{there.sum()} of {there.size} got there"
-        row["×"] = f"{one.steps.mean() / mean:.2f}" if there.all() and np.isfinite(mean) else ""
+        row: dict[str, Any] = {"question": one.question, "case": one.case, "variant": one.variant}
+        done = np.isfinite(one.steps)
+        row["T"] = spread(one.steps, 0) if done.all() else f"{done.sum()} of {done.size} reached ε²"
+        row["×"] = f"{one.steps.mean() / mean:.2f}" if done.all() and np.isfinite(mean) else ""
         row["c, η, τ"] = ", ".join(f"{value:g}" for value in one.best or ())
         rows.append(row)
     return rows
 
 
-def _growth(answers: list[Answer], settings: Settings) -> Exponent:
+def _growth(answers: list[Answer], options: ChoicesOptions) -> Exponent:
     """The exponent in m/I of T with sampled blocks over T with all blocks, seed by seed."""
-    of = {way: [one.steps for one in answers if one.way == way] for way in ("all, lazily", "sampled")}
-    ratios = np.stack(of["sampled"]) / np.stack(of["all, lazily"])
-    return fit_exponent(np.array([1 / settings.sampling(copies).ratio for copies in settings.copies]), ratios)
+    sampled, lazy = (
+        np.stack([one.steps for one in answers if one.variant == variant])
+        for variant in ("sampled", "all, lazily")
+    )
+    return fit_exponent(
+        np.array([1 / options.sizes(copies).ratio for copies in options.copies]), sampled / lazy
+    )

@@ -1,4 +1,4 @@
-"""The error terms of the analysis over time: how far every estimator is from what it tracks."""
+"""The error terms of the analysis over time: the distance of every estimator from its target."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import bilevax as bx
 from bilevax.experiments.report import Report
 from bilevax.experiments.theorems import lanes
 from bilevax.experiments.theorems.problems import initial_rows, make_family, make_task
-from bilevax.experiments.theorems.scalings import METHODS, Sizes
+from bilevax.experiments.theorems.rates_options import RatesOptions
+from bilevax.experiments.theorems.scalings import METHODS
 from bilevax.experiments.theorems.truth import Truth
 from bilevax.solvers.toolkit import flatten_slots, solve, where_slot
 
@@ -30,9 +31,9 @@ SYMBOLS = {
 
 
 class ErrorTerms(eqx.Module):
-    """δ_z, δ_y, δ_s, and δ_H or δ_u and δ_v, of a state of BSVRB v1 or v2; the sums over blocks as means.
+    """δ_z, δ_y, δ_s, and δ_H or δ_u and δ_v, of a state of BSVRB v1 or v2, as means over blocks.
 
-    A state after step t holds x_{t+1} and z_{t+1}; z, s, H and u are compared with what they estimate, the
+    A state after step t holds x_{t+1} and z_{t+1}. z, s, H and u are compared with what they estimate, the
     derivatives at time t: δ_z = ‖z_{t+1} − Δ_t‖².
     """
 
@@ -53,7 +54,7 @@ class ErrorTerms(eqx.Module):
             terms["v"] = _mean_square(v - truth.inverse_solution(y))
             terms["u"] = _mean_square(memory.v.slope - truth.inverse_gradient(y_old, v_old))
         else:
-            # H_t, with which step t was taken: the one before the refresh where the block was visited.
+            # H_t, which step t used: if the block was visited, H before its refresh.
             used = where_slot(memory.visit == state.step - 1, memory.previous, memory.hessian)
             v_old = solve(used, flatten_slots(truth.upper_slope(y_old))[..., None])[..., 0]
             terms["H"] = _mean_square((memory.hessian - truth.A).reshape(len(truth.A), -1))
@@ -61,37 +62,37 @@ class ErrorTerms(eqx.Module):
         return terms
 
 
-def measure(constants: dict[str, float], settings: Any, report: Report) -> dict[str, dict[str, np.ndarray]]:
-    """Runs BSVRB v1 and v2 at one ε for twice the steps it takes; writes `errors.csv`, `.md` and `.png`.
+def measure(
+    constants: dict[str, float], options: RatesOptions, report: Report
+) -> dict[str, dict[str, np.ndarray]]:
+    """Records the error terms of BSVRB v1 and v2 at one ε; writes `errors.csv`, `.md` and `.png`.
 
     Args:
       constants: the tuned c of each method.
-      settings: `rates.Settings`.
-      report: of the whole command.
+      options: of the experiment.
+      report: where the table and the plot go.
 
     Returns:
-      By method and term, (seeds, steps); and the steps.
+      By method: every term, (seeds, steps), and "step", the steps at which they were recorded.
     """
-    epsilon = settings.error_epsilon
-    family = make_family(False, settings.blocks, settings.dimension, settings.rows)
-    sampling = Sizes(settings.blocks, settings.blocks_per_step, settings.batch_size)
+    epsilon = options.error_epsilon
+    family = make_family(False, options.blocks, options.dimension, options.rows)
     observe = ErrorTerms(Truth.of(family))
-    keys = jax.random.split(jax.random.key(settings.seed + 2000), settings.seeds)
-    at = lanes.log_spaced(2, settings.error_steps, 60)
+    keys = jax.random.split(jax.random.key(options.seed + 2000), options.seeds)
+    at = lanes.log_spaced(2, options.error_steps, 60)
     found: dict[str, dict[str, np.ndarray]] = {}
     for name in ("BSVRB v1", "BSVRB v2"):
         if name not in constants:
             continue
         print(f"error terms of {name} at ε = {epsilon}")
-        solver = METHODS[name].make(constants[name], epsilon, sampling, family.constants)
-        task = make_task(family, sampling, initial_rows(epsilon))
+        solver = METHODS[name].make(constants[name], epsilon, options.sizes, family.constants)
+        task = make_task(family, options.sizes, initial_rows(epsilon))
         seen = lanes.trace(task, [solver], keys, observe, at)
         found[name] = {"step": np.asarray(at)} | {term: values[0] for term, values in seen.items()}
     rows = [_row(name, terms, epsilon) for name, terms in found.items()]
     note = (
-        f"At ε = {epsilon}, the mean over seeds and over the last half of {settings.error_steps} steps, in "
-        "units of ε²; sums over blocks are means. The true Hessian of quadratic blocks does not move: δ_H is "
-        "noise alone."
+        f"At ε = {epsilon}: the mean over blocks, seeds and the second half of {options.error_steps} steps, "
+        "in units of ε². The true Hessian of quadratic blocks is constant: δ_H is noise alone."
     )
     report.table("errors", rows, "Error terms of the analysis", note)
     report.figure("errors", _plot(found, epsilon))

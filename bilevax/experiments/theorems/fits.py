@@ -1,25 +1,24 @@
-"""Exponents: straight lines through logarithms, one per seed, and how far seeds scatter."""
+"""Exponents of power laws: a straight line through logarithms for each seed, and the spread over seeds."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 
-import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import betainc
+from scipy import stats
 
 
 @dataclasses.dataclass(frozen=True)
 class Exponent:
-    """The slope of log T over log of something.
+    """The slope of log T over the logarithm of another quantity.
 
     Attributes:
       slope: the mean over seeds.
       error: its standard error.
-      half_width: of its 95% confidence interval, by Student's t.
-      intercept: log T where the logarithm is zero.
-      points: how many abscissae the fit uses.
+      half_width: half the width of its 95% confidence interval, by Student's t.
+      intercept: log T where the other logarithm is zero.
+      points: number of abscissae in the fit.
     """
 
     slope: float
@@ -32,19 +31,19 @@ class Exponent:
         return f"{self.slope:.2f} ± {self.half_width:.2f}" if self.points > 1 else ""
 
     def at(self, abscissa: np.ndarray) -> np.ndarray:
-        """The fitted line."""
+        """The fitted power law."""
         return np.exp(self.intercept + self.slope * np.log(abscissa))
 
 
 def fit_exponent(abscissa: np.ndarray, steps: np.ndarray) -> Exponent:
-    """The exponent of T in something, with its spread over seeds.
+    """The exponent of T in another quantity, with its spread over seeds.
 
     Args:
       abscissa: ε, m, I or B, positive.
-      steps: T, (abscissae, seeds). Abscissae at which some seed did not get there are left out.
+      steps: T, (abscissae, seeds). An abscissa is left out if T is infinite for one of its seeds.
 
     Returns:
-      The exponent; not a number if fewer than two abscissae are left.
+      The exponent; NaN if fewer than two abscissae are left.
 
     Example:
       >>> at = np.array([0.1, 0.2, 0.4])
@@ -59,24 +58,6 @@ def fit_exponent(abscissa: np.ndarray, steps: np.ndarray) -> Exponent:
         return Exponent(math.nan, math.nan, math.nan, math.nan, int(kept.sum()))
     lines = np.polyfit(np.log(abscissa[kept]), np.log(steps[kept]), 1)
     slopes, seeds = lines[0], steps.shape[1]
-    error = float(slopes.std(ddof=1) / math.sqrt(seeds)) if seeds > 1 else math.nan
-    half = error * student_quantile(0.975, seeds - 1) if seeds > 1 else math.nan
+    error = float(stats.sem(slopes)) if seeds > 1 else math.nan
+    half = error * float(stats.t.ppf(0.975, seeds - 1)) if seeds > 1 else math.nan
     return Exponent(float(slopes.mean()), error, half, float(lines[1].mean()), int(kept.sum()))
-
-
-def student_quantile(chance: float, freedom: int) -> float:
-    """The quantile of Student's t distribution, above the median, by bisection.
-
-    Example:
-      >>> student_quantile(0.975, 7).__round__(2)
-      2.36
-    """
-
-    def below(t: float) -> float:
-        return 1 - 0.5 * float(betainc(freedom / 2, 0.5, jnp.asarray(freedom / (freedom + t * t))))
-
-    low, high = 0.0, 1e3
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if below(middle) < chance else (low, middle)
-    return low

@@ -1,4 +1,4 @@
-"""Many runs side by side until the running mean of ‖∇F‖² is low enough, measured in every step."""
+"""Many runs side by side, until the running mean of ‖∇F‖², measured at every step, reaches a goal."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from bilevax.solvers.toolkit import CompensatedSum
 
 Measure = Callable[[Array], Array]
 
-_CHUNK_SECONDS = 0.5  # between two looks at the clock
+_CHUNK_SECONDS = 0.5  # of one compiled call
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A problem, where a run starts, and how it samples; the theorems draw blocks independently."""
+    """A problem, the start of a run, and its sampling."""
 
     problem: bx.Problem
     x0: Any
@@ -32,13 +32,13 @@ class Task:
 
 
 class Lane(eqx.Module):
-    """One run.
+    """One of the runs side by side.
 
     Attributes:
-      state: of the run.
-      total: Σ_t ‖∇F(x_t)‖², until it has reached the goal.
+      state: the solver's state.
+      total: Σ_t ‖∇F(x_t)‖², until the run reaches the goal.
       last: the last term of that sum.
-      reached: the step at which the mean was first low enough; 0 if not yet, −1 if the run diverged.
+      reached: the first step at which the mean was at most the goal; 0 if not yet, −1 if the run diverged.
     """
 
     state: bx.State
@@ -49,13 +49,13 @@ class Lane(eqx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Reached:
-    """Steps until mean_{t ≤ T} ‖∇F(x_t)‖² ≤ goal, with axes (solvers, seeds); infinite where it never was.
+    """Steps until mean_{t ≤ T} ‖∇F(x_t)‖² ≤ goal, with axes (solvers, seeds).
 
     Attributes:
-      steps: T, or infinity.
-      mean: the running mean at T, or at the last step of a run that did not get there.
-      last: ‖∇F(x)‖² there.
-      seconds: of all of them together, without compilation.
+      steps: T; infinite if the run did not reach the goal.
+      mean: the running mean at T, or at the last step of a run that did not reach the goal.
+      last: ‖∇F(x)‖² at the same step.
+      seconds: of all runs together, without compilation.
     """
 
     steps: np.ndarray
@@ -65,7 +65,7 @@ class Reached:
 
 
 def start(task: Task, solvers: Sequence[Any], keys: Array) -> tuple[Any, Lane]:
-    """Solvers × seeds: the solvers stacked, and all lanes before their first step."""
+    """The stacked solvers, and a lane before its first step for every solver and key."""
     stacked = jax.tree.map(lambda *leaves: jnp.asarray(leaves, float), *solvers)
     x0, y0 = jax.tree.map(jnp.asarray, (task.x0, task.y0))
     return stacked, _start(stacked, task.problem, x0, y0, keys, task.sampling)
@@ -81,17 +81,18 @@ def steps_until(
     progress: bx.Progress | str | None = "auto",
     race: bool = False,
 ) -> Reached:
-    """Runs solvers of one kind, with every key, until the mean of a measure of x is at most a goal.
+    """Runs solvers of one class with every key, until the running mean of a function of x reaches a goal.
 
     Args:
-      task: the problem and how it is sampled.
-      solvers: solvers of one class; other numbers compile nothing anew.
+      task: the problem, its start and its sampling.
+      solvers: solvers of one class; other coefficients need no recompilation.
       keys: random keys, one per seed.
-      measure: a function of x: ‖∇F(x)‖². A pytree: other arrays in it compile nothing anew.
+      measure: a function of x, such as ‖∇F(x)‖². If it is a pytree, other arrays need no recompilation.
       goal: ε².
-      most: the most steps of a run.
+      most: maximum number of steps of a run.
       progress: as in `bilevax.minimize`.
-      race: stop when it is settled which solver has the least mean T; the others then count as infinite.
+      race: stop as soon as it is certain which solver has the smallest mean T; unfinished runs count as
+        infinite.
 
     Returns:
       The steps, per solver and seed.
@@ -117,13 +118,12 @@ def steps_until(
             waiting = int(jnp.sum(lanes.reached == 0))
             display.update(done, lanes.reached.size * done / seconds, {"runs left": waiting})
     reached = np.asarray(lanes.reached)
-    ran = np.where(reached > 0, reached, done)
-    mean = np.asarray(lanes.total.high) / ran
+    mean = np.asarray(lanes.total.high) / np.where(reached > 0, reached, done)
     return Reached(np.where(reached > 0, reached, np.inf), mean, np.asarray(lanes.last), seconds)
 
 
 def _settled(reached: np.ndarray, done: int, race: bool) -> bool:
-    """Whether all lanes are done; in a race, whether no solver can still have a lesser mean T."""
+    """Whether all lanes are done; in a race, whether no other solver can still have a smaller mean T."""
     if not (reached == 0).any():
         return True
     means = np.where((reached > 0).all(1), reached.mean(1), np.inf)
@@ -138,12 +138,12 @@ def trace(
     at: Sequence[int],
     progress: bx.Progress | str | None = "auto",
 ) -> dict[str, np.ndarray]:
-    """Runs solvers of one kind with every key, and looks at their states after given numbers of steps.
+    """Runs solvers of one class with every key, and observes their states at given steps.
 
     Args:
       task, solvers, keys, progress: as in `steps_until`.
-      observe: numbers of a state, by name. A pytree: other arrays in it compile nothing anew.
-      at: ascending numbers of steps.
+      observe: scalars of a state, by name. If it is a pytree, other arrays need no recompilation.
+      at: the steps, ascending.
 
     Returns:
       By name, (solvers, seeds, len(at)).
@@ -161,12 +161,12 @@ def trace(
 
 
 def log_spaced(first: int, last: int, count: int) -> list[int]:
-    """Whole numbers from first to last, evenly spread over the logarithm, none twice."""
+    """Distinct integers from first to last, about evenly spaced on a logarithmic scale."""
     return sorted({round(step) for step in np.geomspace(first, last, count)})
 
 
 def over_lanes(function: Callable[..., Any], axes: tuple[Any, ...]) -> Callable[..., Any]:
-    """function(solver, lane, …) over solvers and seeds; `axes` of the rest as in `jax.vmap`."""
+    """Maps function(solver, lane, …) over solvers and seeds; `axes` of other arguments as in `jax.vmap`."""
     seeds = jax.vmap(function, in_axes=(None, 0, *axes))
     return jax.vmap(seeds, in_axes=(0, 0, *axes))
 
@@ -186,13 +186,13 @@ def _start(solvers: Any, problem: bx.Problem, x0: Any, y0: Any, keys: Array, sam
 def _advance(
     solvers: Any, problem: bx.Problem, measure: Measure, goal: Array, lanes: Lane, until: Array
 ) -> Lane:
-    """All lanes up to a step, or until all have reached the goal. Those that have only move on."""
+    """Advances all lanes to a step, or until all have reached the goal."""
 
     def one(solver: Any, lane: Lane) -> Lane:
         last = measure(lane.state.x)
         total = lane.total + last
         low = total.high <= goal * (lane.state.step + 1)
-        # A lane that is not finite any more is done, but not there.
+        # A lane that is no longer finite has failed.
         reached = jnp.where(low, lane.state.step + 1, jnp.where(jnp.isfinite(total.high), 0, -1))
         noted, before = (total, last, reached), (lane.total, lane.last, lane.reached)
         kept = jax.tree.map(lambda new, old: jnp.where(lane.reached == 0, new, old), noted, before)

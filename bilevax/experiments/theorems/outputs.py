@@ -1,4 +1,4 @@
-"""Which iterate to return: one at random, the last one, or an average."""
+"""Which iterate to return: a random one, the last one, or an average."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from jax import Array
 import bilevax as bx
 from bilevax.experiments.report import Report, spread
 from bilevax.experiments.theorems import lanes
+from bilevax.experiments.theorems.answers import ChoicesOptions
 from bilevax.experiments.theorems.problems import initial_rows, make_task
 from bilevax.experiments.theorems.scalings import variance_reduced
 from bilevax.experiments.theorems.truth import Truth
 
 
-def measure(settings: Any, report: Report) -> dict[str, np.ndarray]:
-    """‖∇F‖²/ε² of what runs of BSVRB v2 could return after T(ε) steps; writes `outputs.csv` and `.md`.
+def measure(options: ChoicesOptions, report: Report) -> dict[str, np.ndarray]:
+    """‖∇F‖²/ε² of the iterates that BSVRB v2 could return after T(ε) steps; writes `outputs.csv` and `.md`.
 
     Args:
-      settings: `choices.Settings`.
-      report: of the whole command.
+      options: of the experiment.
+      report: where the table goes.
 
     Returns:
-      By the kind of output, one number per seed.
+      By kind of output, one value per seed.
     """
-    epsilon, copies = settings.epsilon, settings.copies[0]
-    family, sampling = settings.family(copies), settings.sampling(copies)
-    truth, task = Truth.of(family), make_task(family, sampling, initial_rows(epsilon))
-    keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
+    epsilon, copies = options.epsilon, options.copies[0]
+    family, sizes = options.family(copies), options.sizes(copies)
+    truth, task = Truth.of(family), make_task(family, sizes, initial_rows(epsilon))
+    keys = jax.random.split(jax.random.key(options.seed), options.seeds)
     rows, last = [], {}
-    for c in settings.grids["output"].constants:
+    for c in options.grids["output"].constants:
         print(f"output: c = {c}")
-        solver = bx.BSVRBv2(**variance_reduced(c, epsilon, sampling, family.constants))
-        reached = lanes.steps_until(task, [solver], keys, truth.squared_gradient, epsilon**2, settings.most)
+        solver = bx.BSVRBv2(**variance_reduced(c, epsilon, sizes, family.constants))
+        reached = lanes.steps_until(task, [solver], keys, truth.squared_gradient, epsilon**2, options.most)
         if not np.isfinite(reached.steps).all():
             continue
         steps = int(reached.steps.max())
@@ -45,9 +46,9 @@ def measure(settings: Any, report: Report) -> dict[str, np.ndarray]:
         last = {name: np.asarray(value)[0] / epsilon**2 for name, value in seen.items()}
         rows.append({"c": c, "T": steps} | {name: spread(value, 2) for name, value in last.items()})
     note = (
-        f"‖∇F‖²/ε² at ε = {epsilon}, after the T at which the slowest seed has a mean of at most ε², mean ± "
-        "standard deviation over seeds. random: the mean over t, which is what a random iterate has in "
-        "expectation."
+        f"‖∇F‖²/ε² at ε = {epsilon}, mean ± standard deviation over seeds, after the T steps that the "
+        "slowest seed needs for a running mean of at most ε². random: the mean over t, which is the "
+        "expectation for a random iterate."
     )
     report.table("outputs", rows, "Which iterate to return", note)
     return last
@@ -83,7 +84,7 @@ def _follow(
             "random": sums.squares / steps,
             "last": truth.squared_gradient(state.x),
             "average": truth.squared_gradient(sums.x / steps),
-            "average of the last half": truth.squared_gradient(sums.late_x / sums.late),
+            "average of the second half": truth.squared_gradient(sums.late_x / sums.late),
         }
 
     return lanes.over_lanes(one, ())(solvers, states)

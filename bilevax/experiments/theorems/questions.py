@@ -1,4 +1,4 @@
-"""What the text leaves open: each question with the ways that there are."""
+"""The choices that the paper leaves open: one function per question, with its variants."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import bilevax as bx
-from bilevax.experiments.theorems.answers import Answer, Make, Settings, answer
+from bilevax.experiments.theorems.answers import Answer, ChoicesOptions, MakeVariant, answer
 from bilevax.experiments.theorems.problems import initial_rows, stationary_point, with_common_factor
 from bilevax.experiments.theorems.variants import (
     EagerBSVRBv2,
@@ -18,56 +18,58 @@ from bilevax.experiments.theorems.variants import (
 )
 
 
-def blocks(settings: Settings) -> list[Answer]:
-    """All blocks move, lazily, against only the sampled ones: the claim of √(m/I)."""
+def blocks(options: ChoicesOptions) -> list[Answer]:
+    """Moving all blocks lazily, against moving only the sampled blocks: the claim of √(m/I)."""
     found = []
-    for copies in settings.copies:
-        ratio = settings.sampling(copies).ratio
+    for copies in options.copies:
+        ratio = options.sizes(copies).ratio
 
-        def sampled(numbers: dict[str, float], ratio: float = ratio) -> Any:
-            # A block that moves only when it is sampled has one step for m/I of those of the others.
-            steps = {name: numbers[name] / ratio for name in ("lower_step", "inverse_step")}
-            return SampledBSVRBv2(**numbers | steps)
+        def sampled(coefficients: dict[str, float], ratio: float = ratio) -> Any:
+            # A block that moves only when it is sampled takes one step where the others take m/I.
+            steps = {name: coefficients[name] / ratio for name in ("lower_step", "inverse_step")}
+            return SampledBSVRBv2(**coefficients | steps)
 
-        for way, make in (("all, lazily", version_2), ("sampled", sampled)):
-            found.append(answer("blocks", way, make, settings, copies))
+        for variant, make in (("all, lazily", version_2), ("sampled", sampled)):
+            found.append(answer("blocks", variant, make, options, copies))
     return found
 
 
-def gamma(settings: Settings) -> list[Answer]:
+def gamma(options: ChoicesOptions) -> list[Answer]:
     """MSVR's γ, STORM's, and none."""
 
-    def storm(numbers: dict[str, float]) -> Any:
-        gammas = {"gamma": 1 - numbers["alpha"], "gamma_bar": 1 - numbers["alpha_bar"]}
-        return bx.BSVRBv2(**numbers, **gammas)
+    def storm(coefficients: dict[str, float]) -> Any:
+        gammas = {"gamma": 1 - coefficients["alpha"], "gamma_bar": 1 - coefficients["alpha_bar"]}
+        return bx.BSVRBv2(**coefficients, **gammas)
 
-    def none(numbers: dict[str, float]) -> Any:
-        return bx.BSVRBv2(**numbers, gamma=0.0, gamma_bar=0.0)
+    def none(coefficients: dict[str, float]) -> Any:
+        return bx.BSVRBv2(**coefficients, gamma=0.0, gamma_bar=0.0)
 
-    ways = (("by the formula", version_2), ("1 − α (STORM)", storm), ("0", none))
+    variants = (("by the formula", version_2), ("1 − α (STORM)", storm), ("0", none))
     return [
-        answer("gamma", way, make, settings, copies) for copies in settings.copies[:3:2] for way, make in ways
+        answer("gamma", variant, make, options, copies)
+        for copies in options.copies[:3:2]
+        for variant, make in variants
     ]
 
 
-def hessian(settings: Settings) -> list[Answer]:
-    """H from before the refresh, against the refreshed one on the same rows or on rows of its own."""
-    family = settings.family(settings.copies[0])
+def hessian(options: ChoicesOptions) -> list[Answer]:
+    """H before its refresh, against H refreshed on the same rows or on separate rows."""
+    family = options.family(options.copies[0])
     floor = family.constants.strong_convexity
 
-    def version_1(kind: Any, rates: dict[str, float]) -> Make:
-        def make(numbers: dict[str, float]) -> Any:
-            own = {name: value for name, value in numbers.items() if name != "inverse_step"}
-            return kind(**own | rates, floor=floor)
+    def version_1(kind: Any, rates: dict[str, float]) -> MakeVariant:
+        def make(coefficients: dict[str, float]) -> Any:
+            used = {name: value for name, value in coefficients.items() if name != "inverse_step"}
+            return kind(**used | rates, floor=floor)
 
         return make
 
-    ways = {
+    variants = {
         "before the refresh (v1)": bx.BSVRBv1,
         "refreshed, same rows": SameBatchBSVRBv1,
-        "refreshed, rows of its own": ExtraBatchBSVRBv1,
+        "refreshed, separate rows": ExtraBatchBSVRBv1,
     }
-    # Correlated: each row scales Hessian and Jacobian alike. The larger ᾱ, the more of H is the newest batch.
+    # The larger ᾱ, the more H depends on the latest batch, and the more correlation matters.
     correlated = with_common_factor(family)
     cases = {
         "independent noise": (family, {}),
@@ -75,42 +77,45 @@ def hessian(settings: Settings) -> list[Answer]:
         "correlated, ᾱ = 0.2": (correlated, {"alpha_bar": 0.2}),
     }
     return [
-        answer("hessian", way, version_1(kind, rates), settings, settings.copies[0], case, one)
+        answer("hessian", variant, version_1(kind, rates), options, options.copies[0], case, one)
         for case, (one, rates) in cases.items()
-        for way, kind in ways.items()
+        for variant, kind in variants.items()
     ]
 
 
-def projection(settings: Settings) -> list[Answer]:
-    """v projected once per visit, or in every step; in the ball that just holds all v_i where runs end."""
-    copies = settings.copies[min(1, len(settings.copies) - 1)]
-    family = settings.family(copies)
+def projection(options: ChoicesOptions) -> list[Answer]:
+    """v projected once per visit or in every step. The ball just contains all v_i of a stationary point."""
+    copies = options.copies[min(1, len(options.copies) - 1)]
+    family = options.family(copies)
     at_end = family.inverse_solution(stationary_point(family))
     radius = float(np.linalg.norm(at_end, axis=1).max())
-    ways: dict[str, Make] = {
-        "when caught up": lambda numbers: bx.BSVRBv2(**numbers, radius=radius),
-        "in every step": lambda numbers: EagerBSVRBv2(**numbers, radius=radius),
+    variants: dict[str, MakeVariant] = {
+        "once per visit": lambda coefficients: bx.BSVRBv2(**coefficients, radius=radius),
+        "in every step": lambda coefficients: EagerBSVRBv2(**coefficients, radius=radius),
         "none": version_2,
     }
     case = f"V = {radius:.2f}"
-    return [answer("projection", way, make, settings, copies, case) for way, make in ways.items()]
+    return [answer("projection", variant, make, options, copies, case) for variant, make in variants.items()]
 
 
-def start(settings: Settings) -> list[Answer]:
-    """The rows per block of the first estimators."""
-    epsilon, copies = settings.start_epsilon, settings.copies[0]
-    most = round(settings.most * (settings.epsilon / epsilon) ** 3)
-    small = dataclasses.replace(settings, epsilon=epsilon, most=most)
+def start(options: ChoicesOptions) -> list[Answer]:
+    """The number of rows per block of the initial estimators."""
+    epsilon, copies = options.start_epsilon, options.copies[0]
+    most = round(options.most * (options.epsilon / epsilon) ** 3)
+    small = dataclasses.replace(options, epsilon=epsilon, most=most)
     rows: dict[str, Any] = {
         f"4/ε = {initial_rows(epsilon)} rows": initial_rows(epsilon),
         "all rows": "all",
-        f"B = {settings.batch_size} rows": None,
+        f"B = {options.batch_size} rows": None,
         "none": 0,
     }
     case = f"ε = {epsilon:g}"
-    return [answer("start", way, version_2, small, copies, case, initial=rows) for way, rows in rows.items()]
+    return [
+        answer("start", variant, version_2, small, copies, case, initial=initial)
+        for variant, initial in rows.items()
+    ]
 
 
-def version_2(numbers: dict[str, float]) -> Any:
-    """BSVRB v2 as it is."""
-    return bx.BSVRBv2(**numbers)
+def version_2(coefficients: dict[str, float]) -> Any:
+    """BSVRB v2 without changes."""
+    return bx.BSVRBv2(**coefficients)

@@ -1,4 +1,4 @@
-"""`bilevax reproduce restarts`: F − min F over steps under the PL condition, in stages and without."""
+"""`bilevax reproduce restarts`: F − min F over steps under the PL condition, with and without restarts."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ from bilevax.experiments.theorems.truth import Gap
 from bilevax.testing.pl import PLBlocks
 
 METHODS = {"BSVRB v1": bsvrb_v1, "BSVRB v2": bsvrb_v2}
-# η L_F over the rate. f sees x through y alone: x must be slower than y and v, or all three oscillate.
+# η L_F, divided by the rate. f depends on x only through y: x must move more slowly than y and v, or all
+# three oscillate.
 UPPER = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """What `bilevax reproduce restarts` is run with.
+class RestartsOptions:
+    """The options of `bilevax reproduce restarts`.
 
     Attributes:
       methods: "BSVRB v1", "BSVRB v2".
-      first: T₁, the steps of the first stage.
+      first: T₁, the number of steps of the first stage.
       stages: K.
-      tuning_stages: K of the runs that c is chosen by.
-      constants: the values of c to choose from; the first stage has β = c²/w.
-      constant_stages: the runs without restarts have the parameters of these stages all the time; may be
+      tuning_stages: K when c is tuned.
+      constants: candidates for c; the first stage has β = c²/w.
+      constant_stages: runs without restarts use the parameters of one of these stages throughout; may be
         empty.
-      seeds: runs per setting, side by side.
-      seed: of the first of them.
+      seeds: runs per curve, side by side.
+      seed: seed of the first of them.
       blocks, blocks_per_step, batch_size: m, I, B.
       dimension, rows: d_x = d_y, and rows per block.
-      nonconvexity: κ; F is not convex for κ > 1.
+      nonconvexity: κ; F is non-convex for κ > 1.
     """
 
     methods: tuple[str, ...] = tuple(METHODS)
@@ -65,12 +66,12 @@ class Settings:
                 raise ValueError(f"methods must be among {list(METHODS)}, got {name!r}")
 
     @property
-    def sampling(self) -> Sizes:
+    def sizes(self) -> Sizes:
         """m, I and B."""
         return Sizes(self.blocks, self.blocks_per_step, self.batch_size)
 
-    def quick(self) -> Settings:
-        """Few stages and seeds."""
+    def quick(self) -> RestartsOptions:
+        """A short check: few stages and seeds."""
         return dataclasses.replace(
             self, stages=5, tuning_stages=4, constants=(0.1, 0.14), constant_stages=(0, 4), seeds=3
         )
@@ -86,12 +87,12 @@ class SeenGap(eqx.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class Curve:
+class GapCurve:
     """F − min F over steps.
 
     Attributes:
       method: its name.
-      stages: "restarts", or the stage k whose parameters a run without them has.
+      stages: "restarts", or the stage k whose parameters a run without restarts uses.
       step: the steps.
       gap: F − min F, (seeds, steps).
     """
@@ -102,92 +103,92 @@ class Curve:
     gap: np.ndarray
 
 
-def run(settings: Settings, folder: str | Path, *, quick: bool = False) -> list[Curve]:
-    """Runs every method with and without restarts; writes a table and a plot into a folder."""
-    settings = settings.quick() if quick else settings
-    report = Report(folder, settings, quick=quick)
+def run(options: RestartsOptions, folder: str | Path, *, quick: bool = False) -> list[GapCurve]:
+    """Runs every method with and without restarts; writes a table and a plot to a folder."""
+    options = options.quick() if quick else options
+    report = Report(folder, options, quick=quick)
     family = bilevax.testing.pl_blocks(
-        m=settings.blocks, d_x=settings.dimension, d_y=settings.dimension, rows=settings.rows,
-        nonconvexity=settings.nonconvexity,
+        m=options.blocks, d_x=options.dimension, d_y=options.dimension, rows=options.rows,
+        nonconvexity=options.nonconvexity,
     )  # fmt: skip
     mu = family.constants.pl
     assert mu is not None
     report.fact("mu", mu)
     curves, constants = [], {}
-    for name in settings.methods:
-        constants[name] = tuned(name, family, settings)
-        curves += measure(name, constants[name], family, settings)
+    for name in options.methods:
+        constants[name] = tuned(name, family, options)
+        curves += measure(name, constants[name], family, options)
     report.fact("tuned constants", constants)
-    rows = [_row(curve, settings, mu) for curve in curves]
+    rows = [_row(curve, options, mu) for curve in curves]
     note = (
-        "T: F − min F in the last quarter of the stage that ends there, the mean over seeds. Exponent: of "
-        "that in T, over the later half of the stages, a fit per seed, mean ± half of the 95% confidence "
-        "interval; Theorem 2 has −1 (F − min F ∝ 1/(μT)). c, and with it the first stage, is tuned on other "
-        "seeds; the constant parameters are those of stage k."
+        "T = …: the mean over seeds of F − min F in the last quarter of the stage that ends at T. exponent: "
+        "of F − min F in T over the second half of the stages, one fit per seed, mean ± half of the 95% "
+        "confidence interval; −1 in Theorem 2 (F − min F ∝ 1/(μT)). c, which sets the first stage, is tuned "
+        "on other seeds. k: constant parameters, those of stage k."
     )
     report.table("restarts", rows, "Restarts under the PL condition", note)
-    report.figure("restarts", _plot(curves, settings))
+    report.figure("restarts", _plot(curves, options))
     report.finish()
     return curves
 
 
-def ends(settings: Settings) -> np.ndarray:
-    """The steps after which stages end."""
-    return settings.first * (2 ** np.arange(1, settings.stages + 1) - 1)
+def ends(options: RestartsOptions) -> np.ndarray:
+    """The step at which each stage ends."""
+    return options.first * (2 ** np.arange(1, options.stages + 1) - 1)
 
 
-def late_steps(settings: Settings) -> np.ndarray:
-    """Steps in the last quarter of each stage, (stages, 16): the mean over them is what it has reached."""
-    lengths = settings.first * 2 ** np.arange(settings.stages)
-    return np.linspace(ends(settings) - lengths / 4, ends(settings), 16, axis=1).astype(int)
+def late_steps(options: RestartsOptions) -> np.ndarray:
+    """16 steps in the last quarter of each stage, (stages, 16)."""
+    lengths = options.first * 2 ** np.arange(options.stages)
+    return np.linspace(ends(options) - lengths / 4, ends(options), 16, axis=1).astype(int)
 
 
-def reached(curve: Curve, settings: Settings) -> np.ndarray:
-    """F − min F in the last quarter of each stage, (stages, seeds)."""
-    return np.stack([curve.gap[:, np.isin(curve.step, steps)].mean(1) for steps in late_steps(settings)])
+def reached(curve: GapCurve, options: RestartsOptions) -> np.ndarray:
+    """The mean F − min F in the last quarter of each stage, (stages, seeds)."""
+    return np.stack([curve.gap[:, np.isin(curve.step, steps)].mean(1) for steps in late_steps(options)])
 
 
-def tuned(name: str, family: PLBlocks, settings: Settings) -> float:
-    """The c with the least F − min F at the end of fewer stages, on seeds of its own."""
+def tuned(name: str, family: PLBlocks, options: RestartsOptions) -> float:
+    """The c with the smallest F − min F after `tuning_stages`, on separate seeds."""
     print(f"{name}: c")
-    stages = min(settings.tuning_stages, settings.stages)
+    stages = min(options.tuning_stages, options.stages)
     solvers = [
-        bx.Restart(_solver(name, c, family, settings), first=settings.first, stages=stages)
-        for c in settings.constants
+        bx.Restart(_solver(name, c, family, options), first=options.first, stages=stages)
+        for c in options.constants
     ]
-    keys = jax.random.split(jax.random.key(settings.seed + 1000), max(2, settings.seeds // 2))
-    gaps = _gaps(solvers, family, settings, keys, [solvers[0].steps]).mean((1, 2))
+    keys = jax.random.split(jax.random.key(options.seed + 1000), max(2, options.seeds // 2))
+    gaps = _gaps(solvers, family, options, keys, [solvers[0].steps]).mean((1, 2))
     gaps = np.where(np.isfinite(gaps), gaps, np.inf)
     if not np.isfinite(gaps).any():
         raise ValueError(
-            f"constants must hold one with which {name} does not diverge, got {settings.constants}"
+            f"constants must contain one with which {name} does not diverge, got {options.constants}"
         )
-    return settings.constants[int(np.argmin(gaps))]
+    return options.constants[int(np.argmin(gaps))]
 
 
-def measure(name: str, c: float, family: PLBlocks, settings: Settings) -> list[Curve]:
-    """The curves of a method: with restarts, and with the constant parameters of some stages."""
-    keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
-    last = int(ends(settings)[-1])
-    at = sorted({*lanes.log_spaced(min(50, last), last, 60), *late_steps(settings).ravel().tolist()})
-    base = _solver(name, c, family, settings)
+def measure(name: str, c: float, family: PLBlocks, options: RestartsOptions) -> list[GapCurve]:
+    """The curves of a method: with restarts, and with constant parameters."""
+    keys = jax.random.split(jax.random.key(options.seed), options.seeds)
+    last = int(ends(options)[-1])
+    at = sorted({*lanes.log_spaced(min(50, last), last, 60), *late_steps(options).ravel().tolist()})
+    base = _solver(name, c, family, options)
     print(f"{name}: restarts")
     restarted = _gaps(
-        [bx.Restart(base, first=settings.first, stages=settings.stages)], family, settings, keys, at
+        [bx.Restart(base, first=options.first, stages=options.stages)], family, options, keys, at
     )
-    stages = [k for k in settings.constant_stages if k < settings.stages]
-    print(f"{name}: without")
+    stages = [k for k in options.constant_stages if k < options.stages]
+    print(f"{name}: constant parameters")
     plain = [at_stage(base, k) for k in stages]
-    constant = _gaps(plain, family, settings, keys, at) if plain else []
+    constant = _gaps(plain, family, options, keys, at) if plain else []
     labels = ["restarts", *(f"k = {k}" for k in stages)]
     return [
-        Curve(name, label, np.asarray(at), gap)
+        GapCurve(name, label, np.asarray(at), gap)
         for label, gap in zip(labels, [*restarted, *constant], strict=True)
     ]
 
 
 def at_stage(solver: Any, k: int) -> Any:
-    """A solver with the parameters that `Restart` gives it in stage k."""
+    """A solver with the parameters that `Restart` uses in stage k."""
     halved = {field: getattr(solver, field) * 0.5**k for field in ("alpha", "alpha_bar", "beta")}
     steps = [name for name in ("upper_step", "lower_step", "inverse_step") if hasattr(solver, name)]
     return dataclasses.replace(
@@ -195,32 +196,34 @@ def at_stage(solver: Any, k: int) -> Any:
     )
 
 
-def _solver(name: str, c: float, family: PLBlocks, settings: Settings) -> Any:
-    return METHODS[name](c, 1.0, settings.sampling, family.constants, UPPER)
+def _solver(name: str, c: float, family: PLBlocks, options: RestartsOptions) -> Any:
+    return METHODS[name](c, 1.0, options.sizes, family.constants, UPPER)
 
 
-def _gaps(solvers: list[Any], family: PLBlocks, settings: Settings, keys: Array, at: list[int]) -> np.ndarray:
-    # Theorem 2 needs no large batch at the start.
-    sampling = bx.Sampling(settings.blocks_per_step, settings.batch_size, shuffle=False)
+def _gaps(
+    solvers: list[Any], family: PLBlocks, options: RestartsOptions, keys: Array, at: list[int]
+) -> np.ndarray:
+    # Theorem 2 needs no large initial batch.
+    sampling = bx.Sampling(options.blocks_per_step, options.batch_size, shuffle=False)
     task = lanes.Task(family.problem, family.x0, family.y0, sampling)
     return lanes.trace(task, solvers, keys, SeenGap(Gap.of(family)), at)["gap"]
 
 
-def _exponent(curve: Curve, settings: Settings) -> Exponent:
-    """Of what the later half of the stages reach, in the steps until then."""
-    later = slice(settings.stages // 2, None)
-    return fit_exponent(ends(settings)[later], reached(curve, settings)[later])
+def _exponent(curve: GapCurve, options: RestartsOptions) -> Exponent:
+    """The exponent of F − min F in T over the second half of the stages."""
+    later = slice(options.stages // 2, None)
+    return fit_exponent(ends(options)[later], reached(curve, options)[later])
 
 
-def _row(curve: Curve, settings: Settings, mu: float) -> dict[str, Any]:
+def _row(curve: GapCurve, options: RestartsOptions, mu: float) -> dict[str, Any]:
     row: dict[str, Any] = {"method": curve.method, "parameters": curve.stages}
-    row["exponent"] = str(_exponent(curve, settings))
-    gaps = reached(curve, settings).mean(1)
+    row["exponent"] = str(_exponent(curve, options))
+    gaps = reached(curve, options).mean(1)
     row["μ T (F − min F)"] = f"{mu * curve.step[-1] * gaps[-1]:.2g}"
-    return row | {f"T = {end}": f"{gap:.1e}" for end, gap in zip(ends(settings), gaps, strict=True)}
+    return row | {f"T = {end}": f"{gap:.1e}" for end, gap in zip(ends(options), gaps, strict=True)}
 
 
-def _plot(curves: list[Curve], settings: Settings) -> Any:
+def _plot(curves: list[GapCurve], options: RestartsOptions) -> Any:
     from matplotlib.figure import Figure
 
     methods = list(dict.fromkeys(curve.method for curve in curves))
@@ -228,7 +231,7 @@ def _plot(curves: list[Curve], settings: Settings) -> Any:
     for axis, method in zip(figure.subplots(1, len(methods), squeeze=False)[0], methods, strict=True):
         for curve in (curve for curve in curves if curve.method == method):
             staged = curve.stages == "restarts"
-            label = "RE-: in stages" if staged else f"constant, {curve.stages}"
+            label = "RE-: restarts" if staged else f"constant, {curve.stages}"
             axis.loglog(
                 curve.step,
                 curve.gap.mean(0),
@@ -237,8 +240,8 @@ def _plot(curves: list[Curve], settings: Settings) -> Any:
                 zorder=3 if staged else 2,
             )
             if staged:
-                at = ends(settings)[settings.stages // 2 :]
-                line = _exponent(curve, settings).at(at)
+                at = ends(options)[options.stages // 2 :]
+                line = _exponent(curve, options).at(at)
                 axis.loglog(at, line[-1] * at[-1] / at, "k:", label="∝ 1/(μT), Theorem 2")
         axis.set(title=method, xlabel="step", ylabel="F − min F")
         axis.legend(fontsize=8)

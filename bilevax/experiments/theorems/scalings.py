@@ -6,7 +6,7 @@ With w = 1(I<m)/I + 1/B,
 - RSVRB: β = c²ε²I/m, and τ, η ∝ √(βI/m) ∝ ε (no speed-up by B);
 - K-SONG and MMBO-v2: β = c²ε²/w, lower and inverse steps and ᾱ of H ∝ c²Bε², η ∝ min{β, τI/m} ∝ ε², and
   plain SGD steps of y and v (α = 1), as in the original methods;
-- SONG: the tracked mean has α ∝ c²Bε², the rest as there.
+- SONG: the tracked mean has α ∝ c²Bε²; the rest is as for K-SONG.
 
 c is tuned per method. The other factors are the same for all methods of a kind (`UPPER`, `LOWER`), in units
 of 1/L_F and 1/L_g, and were set once by hand.
@@ -22,7 +22,7 @@ from typing import Any
 import bilevax as bx
 from bilevax.theory import Constants
 
-# η L_F and τ L_g over the rate: of variance-reduced methods, and of moving averages.
+# η L_F and τ L_g, divided by the rate: for variance-reduced methods, and for moving averages.
 UPPER, LOWER = 6.0, 3.0
 AVERAGED_UPPER, AVERAGED_LOWER = 0.8, 3.0
 
@@ -52,105 +52,107 @@ class Sizes:
         return (self.ratio < 1) / self.blocks_per_step + 1 / self.batch_size
 
 
-Make = Callable[[float, float, Sizes, Constants], Any]
+MakeSolver = Callable[[float, float, Sizes, Constants], Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A method, its scaling, and what its theorem says.
+    """A method, its scaling, and the exponent of its theorem.
 
     Attributes:
       name: as in the tables.
       exponent: of T in ε.
-      make: the solver, from c, ε, the sampling and the problem's constants.
-      mean: whether it runs on mean blocks; else on quadratic ones.
+      make: makes the solver from c, ε, the sizes and the problem's constants.
+      mean: whether it runs on mean blocks; otherwise on quadratic ones.
     """
 
     name: str
     exponent: int
-    make: Make
+    make: MakeSolver
     mean: bool = False
 
 
 def bsvrb_v1(
-    c: float, epsilon: float, sampling: Sizes, constants: Constants, upper: float = UPPER
+    c: float, epsilon: float, sizes: Sizes, constants: Constants, upper: float = UPPER
 ) -> bx.BSVRBv1:
     """BSVRB v1 by Theorem 1."""
-    numbers = variance_reduced(c, epsilon, sampling, constants, upper)
-    del numbers["inverse_step"]
-    return bx.BSVRBv1(**numbers, floor=constants.strong_convexity)
+    coefficients = variance_reduced(c, epsilon, sizes, constants, upper)
+    del coefficients["inverse_step"]
+    return bx.BSVRBv1(**coefficients, floor=constants.strong_convexity)
 
 
 def bsvrb_v2(
-    c: float, epsilon: float, sampling: Sizes, constants: Constants, upper: float = UPPER
+    c: float, epsilon: float, sizes: Sizes, constants: Constants, upper: float = UPPER
 ) -> bx.BSVRBv2:
     """BSVRB v2 by Theorem 1."""
-    return bx.BSVRBv2(**variance_reduced(c, epsilon, sampling, constants, upper))
+    return bx.BSVRBv2(**variance_reduced(c, epsilon, sizes, constants, upper))
 
 
-def msvr(c: float, epsilon: float, sampling: Sizes, constants: Constants) -> bx.MSVR:
+def msvr(c: float, epsilon: float, sizes: Sizes, constants: Constants) -> bx.MSVR:
     """MSVR-v2, on mean blocks."""
-    numbers = variance_reduced(c, epsilon, sampling, constants)
-    return bx.MSVR(**{name: numbers[name] for name in ("alpha", "beta", "upper_step")})
+    coefficients = variance_reduced(c, epsilon, sizes, constants)
+    return bx.MSVR(**{name: coefficients[name] for name in ("alpha", "beta", "upper_step")})
 
 
-def rsvrb(c: float, epsilon: float, sampling: Sizes, constants: Constants) -> bx.RSVRB:
-    """RSVRB, whose noise is m/I times larger whatever B."""
-    beta = min(0.5, c**2 * epsilon**2 * sampling.ratio)
-    lower, upper = _steps(math.sqrt(beta * sampling.ratio), sampling, constants)
+def rsvrb(c: float, epsilon: float, sizes: Sizes, constants: Constants) -> bx.RSVRB:
+    """RSVRB, whose noise is m/I times larger for any B."""
+    beta = min(0.5, c**2 * epsilon**2 * sizes.ratio)
+    lower, upper = _steps(math.sqrt(beta * sizes.ratio), sizes, constants)
     return bx.RSVRB(upper_step=upper, lower_step=lower, beta=beta, floor=constants.strong_convexity)
 
 
-def ksong(c: float, epsilon: float, sampling: Sizes, constants: Constants) -> bx.KSONG:
+def ksong(c: float, epsilon: float, sizes: Sizes, constants: Constants) -> bx.KSONG:
     """K-SONG, with SGD steps of y."""
-    numbers = averaged(c, epsilon, sampling, constants)
-    numbers["alpha_bar"] = min(1.0, c**2 * sampling.batch_size * epsilon**2)
-    return bx.KSONG(**numbers, alpha=1.0, floor=constants.strong_convexity)
+    coefficients = averaged(c, epsilon, sizes, constants)
+    coefficients["alpha_bar"] = min(1.0, c**2 * sizes.batch_size * epsilon**2)
+    return bx.KSONG(**coefficients, alpha=1.0, floor=constants.strong_convexity)
 
 
-def mmbo(c: float, epsilon: float, sampling: Sizes, constants: Constants) -> bx.MMBO:
+def mmbo(c: float, epsilon: float, sizes: Sizes, constants: Constants) -> bx.MMBO:
     """MMBO-v2, with SGD steps of y and v."""
-    numbers = averaged(c, epsilon, sampling, constants)
-    return bx.MMBO(**numbers, alpha=1.0, inverse_step=numbers["lower_step"])
+    coefficients = averaged(c, epsilon, sizes, constants)
+    return bx.MMBO(**coefficients, alpha=1.0, inverse_step=coefficients["lower_step"])
 
 
-def song(c: float, epsilon: float, sampling: Sizes, constants: Constants) -> bx.SONG:
+def song(c: float, epsilon: float, sizes: Sizes, constants: Constants) -> bx.SONG:
     """SONG, on mean blocks."""
-    numbers = averaged(c, epsilon, sampling, constants)
-    return bx.SONG(upper_step=numbers["upper_step"], alpha=numbers["lower_step"], beta=numbers["beta"])
+    coefficients = averaged(c, epsilon, sizes, constants)
+    return bx.SONG(
+        upper_step=coefficients["upper_step"], alpha=coefficients["lower_step"], beta=coefficients["beta"]
+    )
 
 
 def variance_reduced(
     c: float,
     epsilon: float,
-    sampling: Sizes,
+    sizes: Sizes,
     constants: Constants,
     upper: float = UPPER,
     lower: float = LOWER,
 ) -> dict[str, float]:
-    """α, ᾱ, β, τ, τ̄ and η of Theorem 1, with c² for its 1/(12 C₁₀)."""
-    alpha = min(0.5, c**2 * sampling.batch_size * epsilon**2)
-    beta = min(0.5, c**2 * epsilon**2 / sampling.spread)
-    rate = sampling.ratio * math.sqrt(beta)
-    lower_step, upper_step = _steps(rate, sampling, constants, upper, lower)
+    """α, ᾱ, β, τ, τ̄ and η of Theorem 1, with c² in place of its 1/(12 C₁₀)."""
+    alpha = min(0.5, c**2 * sizes.batch_size * epsilon**2)
+    beta = min(0.5, c**2 * epsilon**2 / sizes.spread)
+    rate = sizes.ratio * math.sqrt(beta)
+    lower_step, upper_step = _steps(rate, sizes, constants, upper, lower)
     steps = {"lower_step": lower_step, "inverse_step": lower_step, "upper_step": upper_step}
     return {"alpha": alpha, "alpha_bar": beta, "beta": beta, **steps}
 
 
-def averaged(c: float, epsilon: float, sampling: Sizes, constants: Constants) -> dict[str, float]:
+def averaged(c: float, epsilon: float, sizes: Sizes, constants: Constants) -> dict[str, float]:
     """β, τ and η of moving averages."""
-    beta = min(1.0, c**2 * epsilon**2 / sampling.spread)
-    rows = min(1.0, c**2 * sampling.batch_size * epsilon**2)
+    beta = min(1.0, c**2 * epsilon**2 / sizes.spread)
+    rows = min(1.0, c**2 * sizes.batch_size * epsilon**2)
     lower = min(1.0, AVERAGED_LOWER * rows, 2 / 3) / constants.lower_smoothness
-    upper = AVERAGED_UPPER * min(beta, sampling.ratio * rows) / constants.upper_smoothness
+    upper = AVERAGED_UPPER * min(beta, sizes.ratio * rows) / constants.upper_smoothness
     return {"beta": beta, "lower_step": lower, "upper_step": upper}
 
 
 def _steps(
-    rate: float, sampling: Sizes, constants: Constants, upper: float = UPPER, lower: float = LOWER
+    rate: float, sizes: Sizes, constants: Constants, upper: float = UPPER, lower: float = LOWER
 ) -> tuple[float, float]:
     """τ ≤ (2/(3L_g)) I/m, and η ≤ 1/(2L_F)."""
-    lower_step = min(lower * rate, 2 / 3 * sampling.ratio) / constants.lower_smoothness
+    lower_step = min(lower * rate, 2 / 3 * sizes.ratio) / constants.lower_smoothness
     return lower_step, min(upper * rate, 0.5) / constants.upper_smoothness
 
 

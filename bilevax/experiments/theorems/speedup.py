@@ -1,4 +1,4 @@
-"""How T depends on m, I and B, at one ε: the parallel speed-up that Theorem 1 promises."""
+"""How T depends on m, I and B at one ε: the parallel speed-up of Theorem 1."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import jax
 import numpy as np
 
 from bilevax.experiments.report import Report
-from bilevax.experiments.theorems import lanes
 from bilevax.experiments.theorems.fits import Exponent, fit_exponent
-from bilevax.experiments.theorems.problems import initial_rows, make_family, make_task, noise_of_terms
+from bilevax.experiments.theorems.problems import make_family, noise_of_terms
+from bilevax.experiments.theorems.rates_options import RatesOptions
 from bilevax.experiments.theorems.scalings import METHODS, Method, Sizes
-from bilevax.experiments.theorems.truth import Truth
+from bilevax.experiments.theorems.steps_to_epsilon import steps_to_epsilon
 from bilevax.theory import complexity
 
 FULL = "B at I = m"
@@ -25,11 +25,11 @@ class Dependence:
 
     Attributes:
       method: its name.
-      varied: "m", "I", "B", "B at I = m" (no noise but that of rows), or "I = B".
-      values: of what is varied.
+      varied: "m", "I", "B", "B at I = m" (only rows are noisy), or "I = B".
+      values: of the varied size.
       steps: T, (values, seeds).
       theory: the theorem's T at these values, up to a factor.
-      exponent: of T, and of the theorem's T, over all values.
+      exponent, theory_exponent: of T and of the theorem's T, over all values.
     """
 
     method: str
@@ -41,32 +41,32 @@ class Dependence:
     theory_exponent: Exponent
 
 
-def measure(constants: dict[str, float], settings: Any, report: Report) -> list[Dependence]:
+def measure(constants: dict[str, float], options: RatesOptions, report: Report) -> list[Dependence]:
     """Varies m, I and B at `size_epsilon`; writes `sizes.csv`, `.md` and `.png`.
 
     Args:
-      constants: the tuned c of each method, as it is at the settings' own m, I and B.
-      settings: `rates.Settings`.
-      report: of the whole command.
+      constants: the c of each method, tuned at the m, I and B of the options.
+      options: of the experiment.
+      report: where the table and the plot go.
 
     Returns:
       A dependence per method and varied size.
     """
     found = [
-        _vary(METHODS[name], constants[name], varied, samplings, settings)
-        for name in settings.size_methods
+        _vary(METHODS[name], constants[name], varied, cases, options)
+        for name in options.size_methods
         if name in constants
-        for varied, samplings in _samplings(settings).items()
+        for varied, cases in _cases(options).items()
     ]
     if not found:
         return found
     note = (
-        f"At ε = {settings.size_epsilon} (with I = m at {settings.full_epsilon}), with the c tuned at m = "
-        f"{settings.blocks}, I = {settings.blocks_per_step}, B = {settings.batch_size}. Blocks are copied to "
-        "vary m, so that F stays the same. Exponents over all values, ± half of the 95% confidence "
-        "interval; theory is that of the theorem's T at the same values."
+        f"At ε = {options.size_epsilon} (for I = m: {options.full_epsilon}), with the c tuned at m = "
+        f"{options.blocks}, I = {options.blocks_per_step}, B = {options.batch_size}. Blocks are copied to "
+        "vary m, so that F stays the same. exponent: over all values, ± half of the 95% confidence "
+        "interval; theory: the exponent of the theorem's T at the same values."
     )
-    family = make_family(False, settings.blocks, settings.dimension, settings.rows)
+    family = make_family(False, options.blocks, options.dimension, options.rows)
     report.fact("variance of a block's term", noise_of_terms(family))
     rows = [_row(one) for one in found]
     report.table("sizes", rows, "Steps against m, I and B", note)
@@ -74,62 +74,48 @@ def measure(constants: dict[str, float], settings: Any, report: Report) -> list[
     return found
 
 
-def theory(method: Method, epsilon: float, sampling: Sizes) -> float:
+def theory(method: Method, epsilon: float, sizes: Sizes) -> float:
     """The theorem's number of steps, up to a factor: Theorem 1, or max{m/(IB), 1/min{I, B}} ε⁻⁴."""
-    sizes = sampling.blocks, sampling.blocks_per_step, sampling.batch_size
     if method.exponent == -3:
-        return complexity(epsilon, *sizes)
-    return max(1 / (sampling.ratio * sizes[2]), 1 / min(sizes[1:])) * epsilon**-4
+        return complexity(epsilon, sizes.blocks, sizes.blocks_per_step, sizes.batch_size)
+    smaller = min(sizes.blocks_per_step, sizes.batch_size)
+    return max(1 / (sizes.ratio * sizes.batch_size), 1 / smaller) * epsilon**-4
 
 
-def _samplings(settings: Any) -> dict[str, list[Sizes]]:
-    base, most = settings.sampling, settings.blocks * max(settings.block_copies[:2])
+def _cases(options: RatesOptions) -> dict[str, list[Sizes]]:
+    base, most = options.sizes, options.blocks * max(options.block_copies[:2])
     wide = dataclasses.replace(base, blocks=most)
     kinds = {
-        "m": [dataclasses.replace(base, blocks=settings.blocks * k) for k in settings.block_copies],
-        "I": [dataclasses.replace(wide, blocks_per_step=count) for count in settings.blocks_per_steps],
-        "B": [dataclasses.replace(wide, batch_size=size) for size in settings.batch_sizes],
+        "m": [dataclasses.replace(base, blocks=options.blocks * k) for k in options.block_copies],
+        "I": [dataclasses.replace(wide, blocks_per_step=count) for count in options.blocks_per_steps],
+        "B": [dataclasses.replace(wide, batch_size=size) for size in options.batch_sizes],
         FULL: [
             dataclasses.replace(base, blocks_per_step=base.blocks, batch_size=size)
-            for size in settings.full_batch_sizes
+            for size in options.full_batch_sizes
         ],
         "I = B": [
             dataclasses.replace(wide, blocks_per_step=both, batch_size=both)
-            for both in settings.batch_sizes
-            if both in settings.blocks_per_steps
+            for both in options.batch_sizes
+            if both in options.blocks_per_steps
         ],
     }
-    return {varied: samplings for varied, samplings in kinds.items() if samplings}
+    return {varied: cases for varied, cases in kinds.items() if cases}
 
 
-def _vary(method: Method, c: float, varied: str, samplings: list[Sizes], settings: Any) -> Dependence:
+def _vary(method: Method, c: float, varied: str, cases: list[Sizes], options: RatesOptions) -> Dependence:
     # With all blocks there is less noise: at a large ε the bounds on the steps would decide, not B.
-    epsilon = settings.full_epsilon if varied == FULL else settings.size_epsilon
-    keys = jax.random.split(jax.random.key(settings.seed + 3000), settings.seeds)
+    epsilon = options.full_epsilon if varied == FULL else options.size_epsilon
+    keys = jax.random.split(jax.random.key(options.seed + 3000), options.seeds)
     field = {"m": "blocks", "I": "blocks_per_step"}.get(varied, "batch_size")
-    values = np.array([getattr(sampling, field) for sampling in samplings])
-    steps = []
-    for value, sampling in zip(values, samplings, strict=True):
+    values = np.array([getattr(sizes, field) for sizes in cases])
+    measured = []
+    for value, sizes in zip(values, cases, strict=True):
         print(f"{method.name}: {varied} = {value}")
-        copies = sampling.blocks // settings.blocks
-        family = make_family(method.mean, settings.blocks, settings.dimension, settings.rows, copies)
-        solver = method.make(c, epsilon, sampling, family.constants)
-        task = make_task(family, sampling, initial_rows(epsilon))
-        measured = lanes.steps_until(
-            task, [solver], keys, Truth.of(family).squared_gradient, epsilon**2, settings.most
-        )
-        steps.append(measured.steps[0])
-    expected = np.array([theory(method, epsilon, sampling) for sampling in samplings])
-    of_theory = fit_exponent(values, expected[:, None])
-    return Dependence(
-        method.name,
-        varied,
-        values,
-        np.stack(steps),
-        expected,
-        fit_exponent(values, np.stack(steps)),
-        of_theory,
-    )
+        measured.append(steps_to_epsilon(method, [c], epsilon, options, keys, options.most, sizes).steps[0])
+    steps = np.stack(measured)
+    expected = np.array([theory(method, epsilon, sizes) for sizes in cases])
+    exponents = fit_exponent(values, steps), fit_exponent(values, expected[:, None])
+    return Dependence(method.name, varied, values, steps, expected, *exponents)
 
 
 def _row(one: Dependence) -> dict[str, Any]:
@@ -143,8 +129,8 @@ def _row(one: Dependence) -> dict[str, Any]:
     mean = one.steps.mean(1)
     row["T"] = ", ".join(f"{value:.0f}" if np.isfinite(value) else "not reached" for value in mean)
     ratios = mean[1:] / mean[:-1]
-    row["T over the one before"] = ", ".join(f"{value:.2f}" for value in ratios)
-    row["theory's"] = ", ".join(f"{value:.2f}" for value in one.theory[1:] / one.theory[:-1])
+    row["T over the previous T"] = ", ".join(f"{value:.2f}" for value in ratios)
+    row["in theory"] = ", ".join(f"{value:.2f}" for value in one.theory[1:] / one.theory[:-1])
     return row
 
 

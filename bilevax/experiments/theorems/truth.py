@@ -1,4 +1,4 @@
-"""What a family of the problem suite knows about itself, as functions that JAX can trace."""
+"""The exact derivatives and values of a problem family, as functions that JAX can trace."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from bilevax.testing.quadratic_upper import QuadraticUpper
 
 
 class Truth(eqx.Module):
-    """The exact derivatives of linear blocks under a quadratic f, on all rows: no sampling.
+    """The exact derivatives of linear blocks under a quadratic f, on all rows.
 
-    Closed forms from the family's float64 arrays, rounded to the problem's dtype. A_i is the Hessian of g_i
-    in y, B_i minus its Jacobian, b_i its shift; W_i and c_i are the metric and the target of f_i.
+    Closed forms from the family's float64 arrays, rounded to the problem's dtype. A_i is ∇²_yy g_i, B_i is
+    −∇²_yx g_i, and b_i the shift of g_i; W_i and c_i are the metric and the target of f_i.
     """
 
     A: Array
@@ -87,7 +87,7 @@ class Truth(eqx.Module):
 
 
 class Gap(eqx.Module):
-    """F − min F of `pl_blocks`: w̄ Σ_k h(x_k − x*_k), h(t) = t² + κ sin² t, exact near zero."""
+    """F − min F of `pl_blocks`: w̄ Σ_k h(x_k − x*_k) with h(t) = t² + κ sin² t, accurate near zero."""
 
     optimum: Array
     weight: Array

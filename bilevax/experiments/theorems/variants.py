@@ -1,4 +1,4 @@
-"""BSVRB with one thing done otherwise: what the text leaves open, as small recipes."""
+"""Variants of BSVRB, as small recipes: each makes one choice that the paper leaves open differently."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from bilevax.solvers.toolkit import (
 
 PyTree = Any
 
-_EXTRA = 101  # a stream of random numbers that no run uses otherwise
+_EXTRA = 101  # a random stream that nothing else uses
 
 
 class SampledBSVRBv2(bx.BSVRBv2):
-    """BSVRB v2 that moves the sampled blocks only."""
+    """BSVRB v2 that moves only the sampled blocks."""
 
     lazy = False
 
 
 class EagerSolve(TrackedSolve):
-    """Projects v in every step of every block, not once when it catches up. For a constant inverse step."""
+    """Projects v in every step, not once when a block catches up. Needs a constant inverse step."""
 
     def directions(self, visit: Visit, by_y: list[PyTree]) -> list[PyTree]:
         moving, step, radius = visit.rows.v, visit.rates.inverse_step, visit.rates.radius
@@ -60,16 +60,16 @@ class EagerSolve(TrackedSolve):
 
 
 class EagerBSVRBv2(bx.BSVRBv2):
-    """BSVRB v2 with the projection of v as printed: v ← Π_V[v − τ̄u] for all blocks in every step."""
+    """BSVRB v2 with the projection as printed in the paper: v ← Π_V[v − τ̄u] for all blocks in every step."""
 
     curvature = EagerSolve()
 
 
 class RefreshedHessian(TrackedHessian):
-    """The H after this step's refresh at time t, the one before it at time t−1; `visits` has refreshed it."""
+    """Solves with the refreshed H at time t and with the previous H at time t−1; `visits` refreshes H."""
 
     def directions(self, visit: Visit, by_y: list[PyTree]) -> list[PyTree]:
-        matrices = [visit.rows.hessian, visit.rows.previous]
+        matrices = [visit.rows.hessian, visit.rows.previous][: len(by_y)]  # one point before the first step
         solved = [
             solve(matrix, flatten_slots(right)[..., None])[..., 0]
             for matrix, right in zip(matrices, by_y, strict=True)
@@ -83,7 +83,7 @@ class RefreshedHessian(TrackedHessian):
 
 
 class SameBatchBSVRBv1(bx.BSVRBv1):
-    """BSVRB v1 that refreshes H first and uses it at once: H and the Jacobian see the same rows."""
+    """BSVRB v1 that uses H right after its refresh: H and the Jacobian are estimated on the same rows."""
 
     extra_batch: ClassVar[bool] = False
     curvature = RefreshedHessian()
@@ -100,7 +100,7 @@ class SameBatchBSVRBv1(bx.BSVRBv1):
 
 
 class ExtraBatchBSVRBv1(SameBatchBSVRBv1):
-    """BSVRB v1 that refreshes H first, on rows of its own: a third batch per block and step."""
+    """BSVRB v1 that uses H right after its refresh on separate rows: a third batch per block and step."""
 
     extra_batch = True
 

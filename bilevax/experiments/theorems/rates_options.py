@@ -1,0 +1,94 @@
+"""The options of `bilevax reproduce rates`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from bilevax.experiments.theorems.scalings import METHODS, Sizes
+
+PARTS = ("epsilon", "control", "sizes", "errors")
+
+
+@dataclasses.dataclass(frozen=True)
+class RatesOptions:
+    """The options of `bilevax reproduce rates`.
+
+    Attributes:
+      methods: names from `scalings.METHODS`.
+      parts: what to measure: "epsilon", "control", "sizes" (m, I and B), "errors".
+      epsilons: values of ε for variance-reduced methods; c is tuned at the first one.
+      averaged_epsilons: values of ε for moving averages, which need more steps.
+      constants: candidates for c.
+      seeds: runs per ε, side by side.
+      seed: seed of the first run; tuning uses other seeds.
+      most: maximum number of steps of a run.
+      tuning_most: the same for tuning.
+      blocks, blocks_per_step, batch_size: m, I, B.
+      dimension, rows: d_x = d_y, and rows per block.
+      control_epsilons, control_most: number of ε and maximum number of steps of the control (`control.py`).
+      size_methods: the methods for which m, I and B vary.
+      size_epsilon: the ε at which they vary.
+      block_copies: multiples of `blocks` for m; I and B vary at the second of these m.
+      blocks_per_steps, batch_sizes: values of I and of B; those in both are used for I = B.
+      full_epsilon, full_batch_sizes: ε and the values of B for I = m.
+      error_epsilon, error_steps: ε and number of steps of the runs whose error terms are recorded.
+    """
+
+    methods: tuple[str, ...] = tuple(METHODS)
+    parts: tuple[str, ...] = PARTS
+    epsilons: tuple[float, ...] = (0.2, 0.1414, 0.1, 0.0707, 0.05, 0.0354)
+    averaged_epsilons: tuple[float, ...] = (0.2, 0.1414, 0.1, 0.0707, 0.05)
+    constants: tuple[float, ...] = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0)
+    seeds: int = 8
+    seed: int = 0
+    most: int = 2_000_000
+    tuning_most: int = 8000
+    blocks: int = 20
+    blocks_per_step: int = 5
+    batch_size: int = 4
+    dimension: int = 5
+    rows: int = 100
+    control_epsilons: int = 4
+    control_most: int = 400_000
+    size_methods: tuple[str, ...] = ("BSVRB v1", "BSVRB v2", "MMBO-v2")
+    size_epsilon: float = 0.1414
+    block_copies: tuple[int, ...] = (1, 2, 4, 8)
+    blocks_per_steps: tuple[int, ...] = (1, 2, 4, 8, 16)
+    batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
+    full_epsilon: float = 0.05
+    full_batch_sizes: tuple[int, ...] = (1, 2, 4)
+    error_epsilon: float = 0.1
+    error_steps: int = 20_000
+
+    def __post_init__(self) -> None:
+        for name, known in (("methods", METHODS), ("parts", PARTS)):
+            unknown = [one for one in getattr(self, name) if one not in known]
+            if unknown:
+                raise ValueError(f"{name} must be among {list(known)}, got {unknown[0]!r}")
+
+    @property
+    def sizes(self) -> Sizes:
+        """m, I and B."""
+        return Sizes(self.blocks, self.blocks_per_step, self.batch_size)
+
+    def quick(self) -> RatesOptions:
+        """A short check of every part: few methods, seeds and values, and large ε."""
+        return dataclasses.replace(
+            self,
+            methods=self.methods if len(self.methods) < len(METHODS) else ("BSVRB v2", "MMBO-v2"),
+            epsilons=(0.3, 0.2, 0.1414),
+            averaged_epsilons=(0.3, 0.2),
+            constants=(0.5, 0.7),
+            seeds=3,
+            most=50_000,
+            control_epsilons=2,
+            control_most=20_000,
+            size_methods=("BSVRB v2",),
+            size_epsilon=0.2,
+            block_copies=(1, 2),
+            blocks_per_steps=(4, 8),
+            batch_sizes=(4, 8),
+            full_epsilon=0.1,
+            full_batch_sizes=(2, 4),
+            error_steps=2000,
+        )
