@@ -147,7 +147,7 @@ def test_a_new_run_is_not_mixed_with_an_old_one(tmp_path):
 def test_a_checkpoint_of_other_data_is_refused(tmp_path):
     run(steps=40, checkpoint=tmp_path)
     other = Quadratic(m=6, rows=7, d_y=3, d_x=3, seed=1)
-    with pytest.raises(bx.CheckpointError, match=r"data\\..* is"):
+    with pytest.raises(bx.CheckpointError, match=r"data\..* is"):
         bx.minimize(
             other.problem,
             CASE.x0,
@@ -180,9 +180,7 @@ def test_rows_of_another_width_are_other_data_even_if_they_are_stored_alike(tmp_
             1.0,
             solver=SOLVERS["BSVRBv2"],
             progress=None,
-            checkpoint=tmp_path,
-            **grouped(**start),
-            **grouped(**arguments),
+            **grouped(**start, **arguments, checkpoint=tmp_path),
         )
 
     run_on(rows, steps=10)

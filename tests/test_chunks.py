@@ -50,7 +50,7 @@ def test_runs_of_steps_are_the_same_steps(loops, steps):
 def test_a_run_that_diverges_ends_within_its_32_steps(loops):
     (exact, _), (late, total) = (run(*begin(1e6), jnp.asarray(10_000)) for run in loops.values())
     assert 1 < int(exact.step) < 10_000
-    assert int(exact.step) <= int(late.step) < int(exact.step) + chunks._RUN
+    assert int(exact.step) <= int(late.step) < int(exact.step) + chunks._TURN
     assert not np.isfinite(total.high)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from devices import several_devices
-from test_checkpoint import SOLVERS, run, same_bits, saved_steps
+from test_checkpoint import SOLVERS, run, same_bits
 
 import bilevax as bx
 
@@ -38,7 +38,7 @@ def python(program, *arguments, **environment):
 FULL_DISK = """
     import pathlib
     import bilevax as bx
-    from test_checkpoint import run, SOLVERS
+    from test_checkpoint import run, saved_steps, SOLVERS
     from closed_forms import Quadratic
     import test_checkpoint
     folder = pathlib.Path({folder!r})
@@ -163,9 +163,10 @@ SIGNALLED = """
     within, chunk = threading.Event(), runner.compiled_chunk
     runner._FIRST_CHUNK = 20_000
 
-    def noted(*arguments):
-        within.set()
-        return chunk(*arguments)
+    def noted(inputs, state, steps, *others, **named):
+        if steps:
+            within.set()
+        return chunk(inputs, state, steps, *others, **named)
 
     def send():
         within.wait()

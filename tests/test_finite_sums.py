@@ -113,7 +113,8 @@ def test_rows_without_numbers_are_refused():
 
 def saga_state(problem, **plan):
     plan = {"batch_size": 4, "blocks_per_step": 2} | plan
-    return eqx.filter_jit(bx.BlockSAGA(0.1).init)(problem, jnp.ones(3), jnp.zeros((4, 3)), key=KEY, **plan)
+    init = eqx.filter_jit(bx.BlockSAGA(0.1).init)
+    return init(problem, jnp.ones(3), jnp.zeros((4, 3)), key=KEY, **grouped(**plan))
 
 
 def test_no_gradients_by_x_are_stored_of_a_function_that_does_not_look_at_it():

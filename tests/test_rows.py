@@ -63,12 +63,12 @@ def test_the_first_estimators_come_from_all_rows_on_request():
     case = Quadratic(m=6, rows=7, d_y=3, d_x=3)
     init = functools.partial(eqx.filter_jit(bx.BSVRBv2(upper_step=0.1).init), case.problem, case.x0, case.y0)
     arguments = {"key": jax.random.key(0), "blocks_per_step": 2, "batch_size": 2}
-    state = init(initial_batch_size="all", **arguments)
+    state = init(**grouped(initial_batch_size="all", **arguments))
     slope = -(case.B @ np.ones(3) + case.shifts.mean(1))  # ∇_y g at y = 0
     np.testing.assert_allclose(state.levels["lower"].y.slope, slope, atol=1e-5)
     np.testing.assert_allclose(state.levels["lower"].v.slope, case.targets.mean(1), atol=1e-5)
     np.testing.assert_allclose(state.z, case.ridge * np.ones(3), atol=1e-6)
-    empty = init(initial_batch_size=0, **arguments)
+    empty = init(**grouped(initial_batch_size=0, **arguments))
     assert not np.any(empty.levels["lower"].y.slope)
     assert not np.any(empty.z)
     rough = init(**arguments)

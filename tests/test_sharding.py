@@ -152,7 +152,9 @@ def test_the_shares_of_a_plan_are_the_whole(devices):
     """What the devices draw, one after the other, is what one device draws."""
     strata, size = 4, 12
     whole = Sampler(Stream.start(jax.random.key(0)), size, 8, None, True, strata)
-    shares = Sampler(whole.random, size // devices, 8 // devices, None, True, strata // devices, "blocks")
+    shares = Sampler(
+        whole.random, size // devices, 8 // devices, None, True, strata // devices, axis="blocks"
+    )
 
     def device(number, step):
         return number * (size // devices) + shares.blocks_at(step)
@@ -208,11 +210,12 @@ class Own(bx.Rows):
         return bx.Batch({"a": jnp.zeros((blocks.shape[0], size, program.D_Y))})
 
 
-class Foreign:
-    def init(self, *given, **more):
+class Foreign(bx.AbstractSolver):
+    def start(self, problem, x0, y0, sampler):
         raise AssertionError
 
-    step = init
+    def step(self, problem, state, stage=0):
+        raise AssertionError
 
 
 @pytest.mark.parametrize(

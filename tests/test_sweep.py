@@ -103,11 +103,11 @@ def test_metrics_are_measured_for_every_run():
         ({"keys": np.arange(3)}, ValueError, "keys must be an array of random keys"),
         ({"problem": [CASE.problem]}, ValueError, "one per key, got 1 for 2 keys"),
         ({"steps": 0}, ValueError, "steps must be at least 1"),
-        ({"make": lambda upper_step: upper_step}, TypeError, "solver must be a bilevax solver"),
+        ({"solver": lambda upper_step: upper_step}, TypeError, "solver must be a bilevax solver"),
     ],
 )
 def test_bad_input_is_refused(change, error, words):
-    given = {"problem": CASE.problem, "make": bx.BSVRBv2, "settings": {"upper_step": [0.1]}, "keys": KEYS}
+    given = {"problem": CASE.problem, "solver": bx.BSVRBv2, "settings": {"upper_step": [0.1]}, "keys": KEYS}
     given |= PLAN | {"x0": CASE.x0, "y0": CASE.y0} | change
     with pytest.raises(error, match=words):
         bx.sweep(**given)

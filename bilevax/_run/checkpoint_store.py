@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,6 +58,8 @@ class CheckpointStore:
             raise ImportError('checkpoints need orbax: pip install "bilevax[checkpoints]"') from error
         self.directory, self.identity = Path(directory).absolute(), identity
         self._together, self._orbax = together, orbax
+        self.failed = False  # a write: no other is tried
+        self._unsynced: int | None = None
         self._lock = _locked_by_one(self.directory, together)
         options = orbax.CheckpointManagerOptions(
             max_to_keep=keep,
@@ -64,7 +67,14 @@ class CheckpointStore:
             enable_async_checkpointing=True,
             cleanup_tmp_directories=True,
         )
-        self._manager = orbax.CheckpointManager(self.directory, options=options)
+        try:
+            self._manager = orbax.CheckpointManager(self.directory, options=options)
+        except BaseException as error:
+            if self._lock is not None:
+                self._lock.release()
+            if not isinstance(error, Exception):
+                raise
+            raise CheckpointError(f"{self.directory} cannot be used: {_first_line(error)}") from error
 
     def steps(self) -> list[int]:
         """The steps there are checkpoints of, in order."""
@@ -94,9 +104,11 @@ class CheckpointStore:
         step = int(state.step)
         if step in self._manager.all_steps():
             return
+        self.wait()
         args = self._orbax.args
         composite = args.Composite(arrays=args.StandardSave(_packed(arrays)), meta=args.JsonSave(meta))
         self._guard(lambda: self._manager.save(step, args=composite, force=True))
+        self._unsynced = step
 
     def wait(self) -> None:
         """Returns when everything is on disk.
@@ -104,7 +116,16 @@ class CheckpointStore:
         Raises:
           CheckpointError: if a write failed.
         """
-        self._guard(self._manager.wait_until_finished)
+        self._guard(self._finish)
+
+    def _finish(self) -> None:
+        self._manager.wait_until_finished()
+        if self._lock is not None:
+            self._lock.check()
+            # The writer syncs the arrays only: notes and names would not survive a power failure.
+            if self._unsynced is not None:
+                _sync(self._path(self._unsynced))
+        self._unsynced = None
 
     def restore(self, state: State, extra: Any) -> Saved | None:
         """The latest checkpoint that can be read; None if there is none.
@@ -128,7 +149,7 @@ class CheckpointStore:
                 if _may_pass(error):
                     raise CheckpointError(
                         f"checkpoint {self._path(step)} could not be read ({_first_line(error)}); nothing "
-                        "was changed, so try again"
+                        "was changed: try again, or move it away to use the one before it"
                     ) from error
                 warnings.warn(
                     f"checkpoint {self._path(step)} is damaged ({_first_line(error)}); trying the one "
@@ -136,7 +157,10 @@ class CheckpointStore:
                     stacklevel=3,
                 )
                 continue
-            self._set_aside(steps[place + 1 :])
+            try:
+                self._set_aside(steps[place + 1 :])
+            except OSError as error:
+                raise CheckpointError(f"damaged checkpoints could not be renamed: {error}") from error
             return saved
         if steps:
             raise CheckpointError(f"all checkpoints in {self.directory} are damaged: steps {steps}")
@@ -165,6 +189,7 @@ class CheckpointStore:
                 self._lock.release()
 
     def _read(self, step: int, state: State, extra: Any) -> Saved:
+        _require_files(self._path(step))
         args = self._orbax.args
         meta = self._manager.restore(step, args=args.Composite(meta=args.JsonRestore()))["meta"]
         if not _intact(meta):
@@ -193,12 +218,15 @@ class CheckpointStore:
             if checksum(array) != expected:
                 raise ValueError(f"the checksum of array {number} does not match")
         state, extra = jax.tree.unflatten(structure, arrays)
+        if int(state.step) != step:
+            raise ValueError(f"it holds step {int(state.step)}")
         return Saved(state, extra, meta["notes"])
 
     def _guard(self, act: Any) -> None:
         try:
             act()
         except Exception as error:
+            self.failed = True
             # The manager's own list counts the checkpoint that failed, and not those it would replace.
             kept = sorted(_steps_in(self.directory))
             full = "No space left" in str(error)
@@ -212,8 +240,9 @@ class CheckpointStore:
 def saved_strata(directory: str | Path) -> int | None:
     """The strata of the run whose checkpoints these are, so that other devices can continue it."""
     for step in sorted(_steps_in(Path(directory)), reverse=True):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(Exception):  # `restore` will say what is wrong
             path = Path(directory) / f"{_PREFIX}_{step}" / "meta" / "metadata"
+            _require_files(path.parent)
             meta = json.loads(path.read_text(encoding="utf-8"))
             if _intact(meta):
                 return int(meta["identity"]["strata"])
@@ -243,7 +272,9 @@ def _digest(meta: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
 
 
-_PASSING = (errno.EIO, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.ETIMEDOUT)
+# What a damaged checkpoint may look like to the operating system; other errors say nothing about the files.
+_DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
+_OS_ERROR = re.compile(r"OS error (\d+)")  # in messages of the library that reads arrays
 
 
 def _may_pass(error: BaseException) -> bool:
@@ -252,10 +283,26 @@ def _may_pass(error: BaseException) -> bool:
     while error not in chain:
         chain.append(error)
         error = error.__cause__ or error.__context__ or error
-    if any(isinstance(one, MemoryError) or getattr(one, "errno", None) in _PASSING for one in chain):
-        return True
-    words = [os.strerror(code) for code in _PASSING]
-    return any(word in str(one) for one in chain for word in words)
+    codes = [one.errno for one in chain if isinstance(one, OSError) and one.errno is not None]
+    codes += [int(code) for one in chain for code in _OS_ERROR.findall(str(one))]
+    return any(isinstance(one, MemoryError) for one in chain) or any(code not in _DAMAGE for code in codes)
+
+
+def _require_files(folder: Path) -> None:
+    """Raises if a folder holds anything but files and folders: a pipe would be waited for."""
+    for path in folder.rglob("*"):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise ValueError(f"{path.name} is not a file")
+
+
+def _sync(checkpoint: Path) -> None:
+    """Returns when a checkpoint and its name would survive a power failure."""
+    for path in (*checkpoint.rglob("*"), checkpoint, checkpoint.parent):
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _unused(path: Path) -> Path:

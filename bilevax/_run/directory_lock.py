@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
+import weakref
 from pathlib import Path
 
 from bilevax._run.checkpoint import CheckpointError
 
 _NAME = ".lock"
-_held: set[tuple[int, str]] = set()  # (process, directory): a POSIX lock does not exclude its own process
-_guard = threading.Lock()
 
 
 class DirectoryLock:
     """An exclusive lock of a directory.
 
-    It is a POSIX record lock: the kernel releases it when the process ends, and a forked child does not
-    inherit it. The lock file names the process that holds it.
+    The kernel releases it when the process ends. It belongs to the open file: other runs of this process are
+    excluded too, and reading the lock file (for a backup, say) does not release it. A forked child closes its
+    copy. The lock file names the process that holds it.
 
     Raises:
       CheckpointError: if another run holds it.
@@ -28,31 +27,51 @@ class DirectoryLock:
     def __init__(self, directory: Path):
         import fcntl
 
-        self._key = (os.getpid(), os.path.realpath(directory))
-        with _guard:
-            if self._key in _held:
-                raise CheckpointError(f"{directory} is in use by another run of this process")
-            handle = os.open(directory / _NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                holder = os.read(handle, 100).decode("ascii", "replace").strip()
-                os.close(handle)
-                raise CheckpointError(
-                    f"{directory} is in use by another run{f', process {holder}' if holder else ''} (it "
-                    f"holds {_NAME})"
-                ) from error
-            _held.add(self._key)
+        self._path = directory / _NAME
+        handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.read(handle, 100).decode("ascii", "replace").strip()
+            os.close(handle)
+            who = "another run of this process" if holder == str(os.getpid()) else "another run"
+            where = f", process {holder}" if holder and holder != str(os.getpid()) else ""
+            raise CheckpointError(f"{directory} is in use by {who}{where} (it holds {_NAME})") from error
+        except BaseException:
+            os.close(handle)
+            raise
         self._handle: int | None = handle
+        _open_locks.add(self)
         with contextlib.suppress(OSError):  # a full disk: the lock holds without a name in it
             os.ftruncate(handle, 0)
             os.write(handle, f"{os.getpid()}\n".encode())
 
+    def check(self) -> None:
+        """Raises if the directory is no longer the one that was locked: another run may have it.
+
+        Raises:
+          CheckpointError: if it was removed or replaced.
+        """
+        with contextlib.suppress(OSError):
+            if self._handle is not None and os.path.samestat(os.fstat(self._handle), os.stat(self._path)):
+                return
+        raise CheckpointError(f"{self._path.parent} was removed or replaced while a run was using it")
+
     def release(self) -> None:
-        """Releases the lock; does nothing in a forked child, which never held it."""
-        if self._handle is None or self._key[0] != os.getpid():
-            return
-        with _guard:
+        """Releases the lock."""
+        if self._handle is not None:
             os.close(self._handle)
-            self._handle = None
-            _held.discard(self._key)
+        self._handle = None
+        _open_locks.discard(self)
+
+
+_open_locks: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
+
+
+def _forget() -> None:
+    """In a forked child: closes its copies, which would hold the locks when the parent has ended."""
+    for lock in list(_open_locks):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -149,9 +149,10 @@ class Logs:
             log.write(entry)
 
     def close(self) -> None:
-        """Closes every log, also if one of them fails."""
+        """Closes every log once, also if one of them fails."""
+        closing, self.logs = self.logs, []
         with contextlib.ExitStack() as stack:
-            for log in self.logs:
+            for log in closing:
                 stack.callback(log.close)
 
 

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import Sampler, Sampling, as_sampling
-from bilevax._run.checkpoint import Checkpoint, CheckpointError, as_checkpoint
+from bilevax._run.checkpoint import Checkpoint, as_checkpoint
 from bilevax._run.checkpoint_store import CheckpointStore, saved_strata
 from bilevax._run.chunks import compiled_start, numbers_as_arrays
 from bilevax._run.identity import identity
@@ -22,7 +22,7 @@ from bilevax._run.interrupts import Interrupts
 from bilevax._run.logs import Log, Logs
 from bilevax._run.outcome import DivergedError, Outcome
 from bilevax._run.progress import Progress, make_progress
-from bilevax._run.run import FIXED, MOST_STEPS, Result, Run
+from bilevax._run.run import FIXED, Result, Run, checked_steps
 from bilevax._run.sharding import Shards, make_shards
 from bilevax._run.stop import Stop
 from bilevax._step.state import State
@@ -106,7 +106,7 @@ def minimize(
       finished
     """
     began = time.monotonic()
-    steps = checks.whole_number("steps", steps, 0, MOST_STEPS)
+    steps = checked_steps(steps, 0)
     every = max(1, steps // 100) if every is None else checks.whole_number("every", every, 1)
     measures = _checked_metrics(metrics)
     stop = _as_stop(stop)
@@ -139,18 +139,19 @@ def minimize(
         def result(outcome: Outcome) -> Result:
             return run.result(outcome, solver.count_oracles(problem, sampler, run.done))
 
-        try:
-            with Interrupts() as interrupts:
+        with Interrupts() as interrupts:
+            try:
                 outcome = _loop(run, steps, began, interrupts, entries, saves)
                 if saves is not None:
                     run.finish(saves.store)
                 # The last entry of a run that was cut short is not in the checkpoint: a run that was never
                 # cut short has no such entry.
-                if run.done > (run.history.entries[-1]["step"] if run.history.entries else 0):
+                if run.done > run.last_entry:
                     entries.add(run)
-        except BaseException as error:
-            _rescue(error, run, saves, result)
-            raise
+                logs.close()
+            except BaseException as error:
+                _rescue(error, run, saves, logs, result)
+                raise
     reached = result(Outcome.DIVERGED if run.failed else outcome)
     if reached.outcome is Outcome.DIVERGED and stop.throw:
         raise DivergedError(reached.message, reached)
@@ -194,16 +195,30 @@ def _loop(
     run: Run, steps: int, began: float, interrupts: Interrupts, entries: _Entries, saves: _Saves | None
 ) -> Outcome:
     """Takes chunks of steps, with all that happens between them, until there is a reason to stop."""
+    failures: list[BaseException] = []
+    with entries.display:
+        try:
+            return _steps(run, steps, began, interrupts, entries, saves)
+        except BaseException as error:
+            failures.append(error)
+            raise
+    raise failures[0]  # a display must not hide an error
+
+
+def _steps(
+    run: Run, steps: int, began: float, interrupts: Interrupts, entries: _Entries, saves: _Saves | None
+) -> Outcome:
     periods = [entries.every]
     if saves is not None and saves.options.steps is not None:
         periods.append(saves.options.steps)
-    with entries.display:
-        while (outcome := run.outcome(steps, began, interrupts)) is None:
-            run.advance(min(steps, *((run.done // period + 1) * period for period in periods)))
-            if run.done % entries.every == 0 or run.done == steps or run.failed:
-                entries.add(run)
-            if saves is not None:
-                saves.save_if_due(run)
+    if run.done % entries.every == 0 and run.done > run.last_entry:
+        entries.add(run)  # the run was saved after an error in a metric, without this entry
+    while (outcome := run.outcome(steps, began, interrupts)) is None:
+        run.advance(min(steps, *((run.done // period + 1) * period for period in periods)))
+        if run.done % entries.every == 0 or run.done == steps or run.failed:
+            entries.add(run)
+        if saves is not None:
+            saves.save_if_due(run)
     return outcome
 
 
@@ -211,17 +226,23 @@ def _rescue(
     error: BaseException,
     run: Run,
     saves: _Saves | None,
+    logs: Logs,
     result: Callable[[Outcome], Result],
 ) -> None:
-    """After an error outside of the steps: saves what the run has reached, and attaches it to the error."""
+    """After an error: saves what the run has reached, attaches it to the error, and closes the logs."""
     saved = ""
-    if saves is not None and not run.several_processes and not isinstance(error, CheckpointError):
+    if saves is not None and not saves.store.failed and not run.several_processes:
         with contextlib.suppress(Exception):
             run.finish(saves.store)
-            saved = ", and a checkpoint of it was written"
+            saved = "" if run.failed else ", and a checkpoint of it was written"
     with contextlib.suppress(Exception):
-        error.result = result(Outcome.INTERRUPTED)  # pyright: ignore[reportAttributeAccessIssue]
-        error.add_note(f"The run had reached step {run.done}: this error's `result` holds it{saved}.")
+        if run.intact:
+            error.result = result(Outcome.INTERRUPTED)  # pyright: ignore[reportAttributeAccessIssue]
+            error.add_note(f"The run had reached step {run.done}: this error's `result` holds it{saved}.")
+    try:
+        logs.close()
+    except BaseException as other:
+        error.add_note(f"A log could not be closed either: {type(other).__name__}: {other}")
 
 
 def _start(

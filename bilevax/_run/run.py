@@ -22,13 +22,13 @@ from bilevax._run.sharding import Shards
 from bilevax._run.stop import Stop
 from bilevax._step.oracles import Oracles
 from bilevax._step.state import State
-from bilevax._util import processes
+from bilevax._util import checks, processes
 from bilevax._util.trees import PyTree
 from bilevax.solvers.base import AbstractSolver
 
 _CHUNK_SECONDS = 0.5  # about how long a compiled chunk lasts, and how soon signals and clocks are noticed
 _FIRST_CHUNK = 8
-MOST_STEPS = 2**31 - 1  # the step's number is a 32-bit integer
+_MOST_STEPS = 2**31 - 1
 FIXED = ("objective", "gradient_norm", "lower_residual", "inverse_residual")  # measured in any run
 
 
@@ -80,6 +80,16 @@ class Result:
         return self.history.plot(names, against)
 
 
+def checked_steps(steps: Any, least: int) -> int:
+    """How many steps to take; raises if they cannot be counted."""
+    count = checks.whole_number("steps", steps, least)
+    if count > _MOST_STEPS:
+        raise ValueError(
+            f"steps must be at most {_MOST_STEPS}, as a state counts them in 32 bits, got {steps}"
+        )
+    return count
+
+
 class Run:
     """What changes while a run goes on."""
 
@@ -104,6 +114,16 @@ class Run:
     def speed(self) -> float:
         """Steps per second."""
         return self.done / self.running if self.running else 0.0
+
+    @property
+    def last_entry(self) -> int:
+        """The step of the last entry of the history; 0 if there is none."""
+        return int(self.history.entries[-1]["step"]) if self.history.entries else 0
+
+    @property
+    def intact(self) -> bool:
+        """Whether the state can be read: an error within a compiled chunk takes it along."""
+        return not any(leaf.is_deleted() for leaf in jax.tree.leaves(self.state))
 
     def compile(self) -> None:
         """Compiles the chunk, by taking no step."""
@@ -208,18 +228,32 @@ class Run:
         saved = store.restore(self.state, self.best_iterate)
         if saved is None:
             return
-        notes, watch = saved.notes, self.stop.watch if self.best_iterate is not None else None
-        if notes["watch"] != watch:
+        watch = self.stop.watch if self.best_iterate is not None else None
+        try:
+            watched = saved.notes["watch"]
+            self._take_notes(saved.notes)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"the notes of the checkpoint make no sense: {error!r}") from error
+        if watched != watch:
             raise CheckpointError(
-                f"the run to resume watched {notes['watch']!r}, this one watches {watch!r}: the best iterate "
+                f"the run to resume watched {watched!r}, this one watches {watch!r}: the best iterate "
                 "so far is by another metric"
             )
         self.state, self.best_iterate = saved.state, saved.extra
-        self.history = History(notes["history"])
         self.done = self.last_finite = int(self.state.step)
-        self.running, self.total, self.counted = notes["running"], tuple(notes["total"]), notes["counted"]
-        value, self.best_step, self.stale = notes["best"]
-        self.best_value = np.inf if value is None else value
+
+    def _take_notes(self, notes: dict[str, Any]) -> None:
+        history = [{name: float(value) for name, value in entry.items()} for entry in notes["history"]]
+        steps = [int(entry["step"]) for entry in history]
+        if steps != sorted(set(steps)):
+            raise ValueError(f"the history holds the steps {steps[:10]}")
+        self.history = History([entry | {"step": step} for entry, step in zip(history, steps, strict=True)])
+        self.running, self.counted = float(notes["running"]), int(notes["counted"])
+        high, low = notes["total"]
+        self.total = (float(high), float(low))
+        value, step, stale = notes["best"]
+        self.best_value = np.inf if value is None else float(value)
+        self.best_step, self.stale = int(step), int(stale)
 
     def result(self, outcome: Outcome, oracles: Oracles | None) -> Result:
         """What to return."""

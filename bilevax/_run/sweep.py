@@ -18,7 +18,7 @@ from jax import Array
 from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import Sampling, as_sampling
 from bilevax._run.progress import Progress, make_progress
-from bilevax._run.run import MOST_STEPS
+from bilevax._run.run import checked_steps
 from bilevax._step.state import State
 from bilevax._util import checks
 from bilevax._util.trees import PyTree, norm
@@ -138,7 +138,7 @@ def sweep(
       {'upper_step': 0.1}
     """
     began = time.perf_counter()
-    steps = checks.whole_number("steps", steps, 1, MOST_STEPS)
+    steps = checked_steps(steps, 1)
     every = max(1, steps // 100) if every is None else checks.whole_number("every", every, 1)
     columns = _checked_settings(settings)
     count = len(next(iter(columns.values())))
