@@ -18,30 +18,24 @@ import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array
 
-from bilevax._problem.levels import Mean
-from bilevax._problem.problem import Problem
-from bilevax._problem.sampling import Sample
-from bilevax._step.estimators import moving_average
-from bilevax._step.lagrangian import over_blocks
-from bilevax._step.slots import Memory
-from bilevax._step.trackers import Look, Visit, track
-from bilevax._util.trees import PyTree
-from bilevax.solvers import KSONG, SONG, BSVRBv1, Recipe, State
+import bilevax as bx
+from bilevax.solvers.toolkit import BlockView, Look, Memory, Sample, Visit, each_block, moving_average, track
 
 
 class Fresh:
     """Put before a recipe's class, lets it see its mean levels after their refresh."""
 
-    def look(self: Any, problem: Problem, state: State, sample: Sample, visits: dict[str, Visit]) -> Look:
+    def look(
+        self: Any, problem: bx.Problem, state: bx.State, sample: Sample, visits: dict[str, Visit]
+    ) -> Look:
         seen = dict(visits)
         for name, level in problem.levels.items():
-            if isinstance(level, Mean):
+            if not level.has_hessian:
                 seen[name] = self._refreshed(problem, state, sample, visits[name])
-        return Recipe.look(self, problem, state, sample, seen)
+        return bx.Recipe.look(self, problem, state, sample, seen)
 
-    def _refreshed(self: Any, problem: Problem, state: State, sample: Sample, visit: Visit) -> Visit:
+    def _refreshed(self: Any, problem: bx.Problem, state: bx.State, sample: Sample, visit: Visit) -> Visit:
         """The visit as it would be found had the slots been refreshed before both points."""
         xs = [state.x, state.x_before] if self.corrected else [state.x]
         means = [slot_means(problem, visit.name, x, sample) for x in xs]
@@ -54,24 +48,22 @@ class Fresh:
         return dataclasses.replace(visit, rows=rows)
 
 
-class FreshSONG(Fresh, SONG):
+class FreshSONG(Fresh, bx.SONG):
     """SONG with fresh means; its arguments are those of `bilevax.SONG`."""
 
 
-class FreshKSONG(Fresh, KSONG):
+class FreshKSONG(Fresh, bx.KSONG):
     """K-SONG with fresh means; its arguments are those of `bilevax.KSONG`."""
 
 
-class FreshBSVRBv1(Fresh, BSVRBv1):
+class FreshBSVRBv1(Fresh, bx.BSVRBv1):
     """BSVRB v1 with fresh means; its arguments are those of `bilevax.BSVRBv1`."""
 
 
-def slot_means(problem: Problem, name: str, x: PyTree, sample: Sample) -> PyTree:
+def slot_means(problem: bx.Problem, name: str, x: Any, sample: Sample) -> Any:
     """c(x) of the touched slots of a mean level."""
-    level = problem.levels[name]
-    assert isinstance(level, Mean)
 
-    def one(x: PyTree, y: Any, v: Any, constants: PyTree, upper: Any, lower: Any) -> Array:
-        return level.value(x, constants, lower[name].rows, lower[name].weight)
+    def one(view: BlockView) -> Any:
+        return view.c(name)
 
-    return over_blocks(one, sample)(x, None, None, sample.constants, sample.upper, sample.lower)
+    return each_block(problem, x, sample, one)
