@@ -1,7 +1,7 @@
-"""Rows kept in as few bits as lose nothing.
+"""Rows stored in as few bits as possible without loss.
 
-Drawing random rows is bound by what is fetched. Features that are indicators fit into single bits, counts
-into bytes. They become what they were when they are drawn, so that nobody notices.
+Drawing random rows is limited by memory bandwidth. Indicator features fit into single bits, counts into
+bytes. Drawn rows have their original dtype again.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ PyTree = Any
 LARGE = 100_000  # elements from which an array is worth packing
 _WORD = 32
 _WORTH_A_LAUNCH = 2**16  # words
-_NARROW = 8  # numbers of a row, up to which bytes do: a row takes a word of bits at least
+_NARROW = 8  # rows this narrow use bytes: packed bits need a whole word
 
 
 class Form(NamedTuple):
-    """What a row of an array was: its dtype, its shape, and whether it is kept in bits."""
+    """The original dtype and shape of an array's rows, and whether they are stored as bits."""
 
     dtype: Any
     shape: tuple[int, ...]
@@ -33,7 +33,7 @@ class Form(NamedTuple):
 
 
 class CompactRows(eqx.Module):
-    """Rows, large arrays of which are kept in bits or bytes where that loses nothing.
+    """Rows whose large arrays are stored as bits or bytes where that is lossless.
 
     Args:
       rows: pytree of arrays with the same leading axis.
@@ -56,8 +56,8 @@ class CompactRows(eqx.Module):
         """The rows at an index."""
         return self._restored(jax.tree.map(lambda a: a.at[index].get(mode="promise_in_bounds"), self.stored))
 
-    def run(self, first: Array, size: int) -> PyTree:
-        """`size` consecutive rows from each of some first ones: (firsts, size, …)."""
+    def consecutive(self, first: Array, size: int) -> PyTree:
+        """`size` consecutive rows from each of several first rows: (firsts, size, …)."""
         if first.shape[0] != 1:
             return self.take(first[:, None] + jnp.arange(size))
         taken = jax.tree.map(
@@ -78,7 +78,7 @@ class CompactRows(eqx.Module):
 
 
 def _pack(array: Array) -> Array:
-    """An array of rows as (rows, words), as bytes, or as it is."""
+    """An array of rows as (rows, words), as bytes, or unchanged."""
     if (
         is_traced(array)
         or array.ndim < 2
@@ -103,11 +103,11 @@ def _in_bits(small: Array) -> Array:
 
 
 def _unpack(rows: Array, form: Form) -> Array:
-    """Rows, with any leading axes, as they were."""
+    """Stored rows, with any leading axes, in their original form."""
     if not form.bits:
         return rows.astype(form.dtype)
-    # Else each word would be fetched anew for every bit of it. An accelerator fetches a few words more sooner
-    # than it launches another kernel.
+    # Without the barrier each word is fetched once per bit. On an accelerator that is still cheaper than
+    # launching another kernel, if the words are few.
     if jax.default_backend() == "cpu" or rows.size > _WORTH_A_LAUNCH:
         rows = jax.lax.optimization_barrier(rows)
     bits = (rows[..., None] >> jnp.arange(_WORD, dtype=jnp.uint32)) & 1

@@ -1,4 +1,4 @@
-"""Rows times a vector, as the machine does it best."""
+"""Rows times a vector, in the fastest form for the device."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from jax import Array
 
 
 def dot(rows: Array, vector: Array) -> Array:
-    """`rows @ vector`, in the form that suits rows that a step has drawn for every block.
+    """`rows @ vector`, in the fastest form for the rows that a step draws for every block.
 
-    A step takes many small products, of some rows of a block with one vector or two. A CPU does them best as
-    products of matrices. The tiles of an accelerator's are made for more columns than that: there it is a sum
-    of products, into which the drawing of the rows is merged. Where all blocks share the same rows (all of
-    them, in an evaluation), use `@`: their products are one product of two matrices.
+    A step multiplies a few rows of every visited block with one or two vectors. A CPU is fastest with matrix
+    products. An accelerator's matrix units expect more columns, so there the product is a plain sum, which
+    the compiler fuses with the drawing of the rows. Where all blocks share the same rows (in an evaluation on
+    all of them), use `@`: the products of all blocks are then one matrix product.
 
     Args:
       rows: (n, d), floating point.
-      vector: (d,), or a matrix (d, k), with which it is a product of matrices on every machine.
+      vector: (d,), or a matrix (d, k); then it is a matrix product on every device.
 
     Returns:
       What `rows @ vector` returns.

@@ -1,8 +1,8 @@
 """Row groups: the finitely many batches that a finite sum consists of.
 
-The rows of a block are cut into groups of B consecutive ones. The last group may be shorter; it is then read
-together with rows before it, which get weight zero. A block's mean over all rows is the mean of its groups,
-each with its share of the rows.
+The rows of a block are cut into groups of B consecutive rows. A shorter last group is read together with rows
+before it, which get weight zero. A block's mean over all rows is the mean of its groups, weighted by their
+shares of the rows.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from bilevax._problem.stream import Stream
 
 
 class Drawn(eqx.Module):
-    """Which group each of some blocks was given.
+    """Which group was drawn for each block.
 
     Attributes:
-      number: the group, of the block's own.
+      number: the group, counted within the block.
       count: how many groups the block has.
       share: the group's share of the block's rows.
     """
@@ -33,7 +33,7 @@ class Drawn(eqx.Module):
 
     @property
     def scale(self) -> Array:
-        """What makes a uniformly drawn group an unbiased sample of the block: one if all groups are equal."""
+        """The weight that makes a uniformly drawn group unbiased: one if all groups are equally long."""
         return self.count * self.share
 
 
@@ -70,7 +70,7 @@ class Groups(eqx.Module):
         return self.look_up(blocks, random.integers(blocks.shape, -((first - end) // self.size)))
 
     def look_up(self, blocks: Array, number: Array) -> Drawn:
-        """Groups by their numbers; one that a block does not have gives its last group, of share zero."""
+        """Groups by number. A number beyond the block's groups returns its last group, with share zero."""
         first, end = self._bounds(blocks)
         length = end - first
         count = -(-length // self.size)
@@ -98,7 +98,7 @@ class Groups(eqx.Module):
         first, end = self._bounds(blocks)
         begin = first + number * self.size
         read = jnp.minimum(begin, self.source.count - self.size)
-        rows = self.source.packed.run(read, self.size)
+        rows = self.source.packed.consecutive(read, self.size)
         if self._even():
             return Batch(rows)
         place = read[:, None] + jnp.arange(self.size)
@@ -133,6 +133,6 @@ def sources(problem: Problem) -> dict[str, Any]:
 
 
 def source_names(problem: Problem) -> tuple[str, dict[str, str]]:
-    """From which of the `sources` f draws its rows, and from which each lower level."""
+    """The names of the `sources` that f and each lower level draw their rows from."""
     lower = {name: f"lower {place}" for name, place in problem.source_of}
     return (lower[problem.upper_shares] if problem.upper_shares else "upper"), lower

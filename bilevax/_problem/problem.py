@@ -1,4 +1,4 @@
-"""What is to be solved: an upper objective over the solutions of many lower problems."""
+"""The problem: an upper objective over the solutions of many lower problems."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ UNNAMED = "lower"
 
 
 class Seen(eqx.Module):
-    """The value of a problem's `through`, where it has been evaluated already."""
+    """The value of a problem's `through`, already evaluated."""
 
     value: PyTree
 
 
 @dataclasses.dataclass(frozen=True)
 class Through:
-    """A function f or g that is given s(x, block, batch) in place of x."""
+    """A function f or g that receives s(x, block, batch) in place of x."""
 
     function: Callable[..., Any]
     through: Callable[..., PyTree]
@@ -161,11 +161,11 @@ class Problem(eqx.Module):
         return {level: tree[level] for level in self.levels}
 
     def see(self, x: PyTree, block: PyTree, lower: dict[str, Batch]) -> PyTree:
-        """What f and g see of x on a batch, to be given to them in place of x; x itself without `through`."""
+        """What f and g receive as x on a batch: the value of `through`, or x itself without one."""
         if self.through is None or self.upper_shares is None:
             return x
         batch = lower[self.upper_shares]
-        # Padded rows are given to the functions one by one, which then look for themselves.
+        # Padded rows are passed one by one, and `through` is evaluated for each of them.
         return x if batch.weight is not None else Seen(self.through(x, block, batch.rows))
 
     def upper_value(self, x: PyTree, y: dict[str, PyTree], block: PyTree, batch: Batch) -> Array:
@@ -173,7 +173,7 @@ class Problem(eqx.Module):
         return batch.average(lambda rows: self.upper(x, self.view(y), block, rows))
 
     def draw_upper(self, random: Stream, blocks: Array, size: int | None, lower: dict[str, Batch]) -> Batch:
-        """The upper level's batch: its own, or that of the lower level which it shares."""
+        """The upper level's batch: its own, or that of the lower level whose batch it shares."""
         if self.upper_shares is not None:
             return lower[self.upper_shares]
         return draw(self.upper_data, random, blocks, size)
@@ -187,7 +187,7 @@ class Problem(eqx.Module):
 
 
 def draw(source: Rows | None, random: Stream, blocks: Array, size: int | None) -> Batch:
-    """The rows of a source for the sampled blocks; no source gives an empty batch (None)."""
+    """The rows of a source for the sampled blocks; an empty batch (None) without a source."""
     return Batch(None, shared=True) if source is None else source.draw(random, blocks, size)
 
 

@@ -25,7 +25,7 @@ class Batch(eqx.Module):
       rows: pytree; leaves have leading axes (blocks, batch), or (batch,) when `shared`.
       weight: None when every row counts the same; else (blocks, batch) weights that sum to one per
         block: the padded rows of ragged blocks have weight zero.
-      shared: True when all blocks see the very same rows, which are then not stacked.
+      shared: True when all blocks see the same rows, which are then not stacked.
     """
 
     rows: PyTree
@@ -64,9 +64,9 @@ class Rows(eqx.Module):
     split: ClassVar[bool] = False
 
     def spread(self, devices: int) -> Rows:
-        """The same rows, laid out for so many devices, each of which has as many blocks in a row.
+        """The same rows, laid out for this many devices, each of which holds equally many consecutive blocks.
 
-        If `split` is set, the leading axis of every array must be so many equal parts, one per device.
+        If `split` is set, the leading axis of every array must consist of one equal part per device.
         """
         raise TypeError(
             f"{type(self).__name__} does not say how its rows are shared among {devices} devices: "
@@ -74,7 +74,7 @@ class Rows(eqx.Module):
         )
 
     def share(self, device: Array) -> Rows:
-        """What a device has of the rows laid out by `spread`, for blocks counted from its first one."""
+        """A device's part of the rows laid out by `spread`, for blocks counted from its first one."""
         return self
 
 
@@ -112,7 +112,7 @@ class Shared(Rows):
 
 
 class PerBlock(Rows):
-    """Rows of which each block has its own, stored one block after the other.
+    """Rows that belong to single blocks, stored one block after the other.
 
     Block i owns rows offsets[i] to offsets[i + 1]; blocks may differ in length. A batch is drawn from
     the block's own rows, uniformly and with replacement.
@@ -133,7 +133,7 @@ class PerBlock(Rows):
     count: int = eqx.field(static=True)
     longest: int = eqx.field(static=True)
     average: float = eqx.field(static=True)  # rows of a block
-    even: bool = eqx.field(static=True)  # all blocks have as many rows
+    even: bool = eqx.field(static=True)  # all blocks have equally many rows
 
     split = True
 
@@ -186,7 +186,7 @@ class PerBlock(Rows):
         return Batch(rows, weight=(place < length) / length.astype(float))
 
     def spread(self, devices: int) -> PerBlock:
-        """Every device's rows, padded to as many as the one with most of them has."""
+        """Every device's rows, padded to the largest number that a device has."""
         starts = np.asarray(self.starts)
         firsts = starts[:: len(starts) // devices]
         counts = np.diff(firsts, append=self.count)

@@ -32,16 +32,16 @@ from bilevax._util import checks
 PyTree = Any
 
 _ROUNDS = 8
-_FEW = 64  # so few blocks are sorted by random words: eight rounds do not mix a grid of few points
+_FEW = 64  # up to here blocks are sorted by random words: eight rounds do not mix a small grid
 
-# What the streams that split off from a run's stream are for.
+# The uses of the streams that are split off from a run's stream.
 BLOCKS, SECOND_BLOCKS, ROWS, START, POWER = range(5)
 
 
 class Sample(eqx.Module):
     """What one step sees: block indices, their constants, the slots they touch, and two batches.
 
-    `drawn` tells which row groups the batches are, where a method draws its rows in groups.
+    `drawn` says which row groups the batches are, for methods that draw rows in groups.
     """
 
     blocks: Array
@@ -102,7 +102,7 @@ class Sampler(eqx.Module):
         return self.by_stratum(of_stratum)
 
     def by_stratum(self, function: Callable[[Array | int], Any]) -> Any:
-        """What `function` gives for each stratum here, by its place, one after the other along the blocks."""
+        """function(place) of every stratum on this device, concatenated along the blocks."""
         if (self.strata or 1) == 1:
             return function(0)
         parts = jax.vmap(function)(jnp.arange(self.strata))
@@ -115,12 +115,12 @@ class Sampler(eqx.Module):
         return jax.tree.map(joined, parts, is_leaf=lambda part: isinstance(part, Batch))
 
     def stream(self, random: Stream, place: Array | int) -> Stream:
-        """The stream of the stratum at a place here, split off from another."""
+        """The stream of the stratum at a place on this device, split off from another stream."""
         return random if self.strata is None else random.at(self.first_stratum + place)
 
     @property
     def first_stratum(self) -> Array | int:
-        """The number, among all strata, of the first one here."""
+        """The index, among all strata, of the first one on this device."""
         return 0 if self.axis is None else jax.lax.axis_index(self.axis) * (self.strata or 1)
 
     @property
@@ -264,16 +264,16 @@ def _checked_strata(strata: Any, problem: Problem, per_step: int) -> int | None:
                 f"{what} must be divisible by the number of strata (if not given, the devices of the "
                 f"mesh), got {number} and {count} strata"
             )
-    # One stratum of a whole problem is no stratum; one of a device's share is one of several.
+    # One stratum of a whole problem is the same as none; one on a device is one of several.
     return None if count == 1 and problem.axis is None else count
 
 
 def permuted(random: Stream, places: Array, size: int) -> Array:
     """The values at `places` of a random permutation of 0..size−1, in O(len(places)).
 
-    A Feistel network over a grid of rows · columns ≥ size points; a value beyond `size` is walked on along
-    its cycle until it falls inside, which keeps the map a permutation. (Hashes are cut to 24 bits so that no
-    sum wraps.)
+    A Feistel network over a grid of rows · columns ≥ size points; a value beyond `size` is mapped again
+    until it falls inside, which keeps the map a permutation. (Hashes are cut to 24 bits so that no sum
+    overflows.)
     """
     if size <= _FEW:
         return jnp.argsort(random.bits((size,)))[places].astype(jnp.int32)
@@ -294,7 +294,7 @@ def permuted(random: Stream, places: Array, size: int) -> Array:
 
     if jax.default_backend() == "cpu":
         value = jax.lax.while_loop(lambda value: jnp.any(value >= size), walk, value)
-    else:  # where asking whether one is still outside would be a message to the host in every step
+    else:  # a loop of unknown length would ask the host in every step
         for _ in range(_walks(size, rows * columns)):
             value = walk(value)
     return value.astype(jnp.int32)
@@ -315,7 +315,7 @@ def _grid(size: int) -> tuple[int, int]:
 
 
 def _walks(size: int, points: int) -> int:
-    """How often a value may have to be walked on: more often only with a chance below 1e-18."""
+    """How often a value may have to be mapped again; more often only with a chance below 1e-18."""
     return 0 if size == points else math.ceil(18 / -math.log10(1 - size / points))
 
 

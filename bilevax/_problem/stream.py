@@ -1,7 +1,7 @@
 """Random numbers that cost a few integer operations each.
 
-A stream is two words of key; its n-th number is n hashed with them. Everything fuses into the program
-that uses the numbers, where a cryptographic generator would take as long as the rest of a small step.
+A stream is a key of two words; its n-th number is n hashed with them. It fuses into the program that uses the
+numbers. A cryptographic generator would take as long as the rest of a small step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _GOLDEN = 0x9E3779B9
 
 
 class Stream(eqx.Module):
-    """A stream of random numbers, split by numbers as often as one likes.
+    """A stream of random numbers, which can be split any number of times.
 
     Attributes:
       first: a 32-bit word.
@@ -34,7 +34,7 @@ class Stream(eqx.Module):
         return Stream(words[0], words[1])
 
     def at(self, number: Array | int) -> Stream:
-        """The number-th of the streams that split off from this one."""
+        """The stream with this number among those that split off from this one."""
         count = jnp.asarray(number).astype(jnp.uint32)
         return Stream(
             mix(self.first ^ mix(count + jnp.uint32(_GOLDEN))),

@@ -1,4 +1,4 @@
-"""Compiled chunks of steps: the only place where a run computes."""
+"""Compiled chunks of steps: all computation of a run happens here."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def advance(problem: Problem, solver: AbstractSolver, state: State, steps: int |
 
 
 def numbers_as_arrays(solver: AbstractSolver) -> AbstractSolver:
-    """A solver whose numbers are traced, so that other values of them compile nothing anew."""
+    """A solver with traced hyper-parameters: other values need no new compilation."""
 
     def convert(leaf: Any) -> Any:
         number = isinstance(leaf, (int, float, np.number)) and not isinstance(leaf, bool)
@@ -68,19 +68,19 @@ def compiled_chunk(
 ) -> tuple[State, CompensatedSum]:
     """Steps of (solver, problem) in one compiled loop that takes over the state.
 
-    The loop ends early when f is not finite any more, so that what went wrong can still be seen; on an
+    The loop ends early when f is no longer finite, so that the state still shows what went wrong; on an
     accelerator up to 31 steps later.
 
     Args:
-      inputs: the solver, its numbers as arrays (`numbers_as_arrays`), and the problem.
+      inputs: the solver, with its hyper-parameters as arrays (`numbers_as_arrays`), and the problem.
       state: where to start from.
       steps: how many steps.
-      total: what to add f to: a high and a low part.
+      total: a high and a low part, to which f is added.
       shards: the devices that share the blocks, if they are several.
 
     Returns:
-      The state, and `total` plus f of the steps: a compensated sum in order, with the same bits in however
-      many chunks.
+      The state, and `total` plus f of the steps: a compensated sum, with the same bits for any division into
+      chunks.
     """
     return _advance(inputs, state, *_numbers(steps, total), shards)
 
@@ -94,7 +94,7 @@ class Sizes(eqx.Module):
     finite: Array
 
 
-# A GPU's compiler would try kernels on tables of random numbers as large as the state.
+# Autotuning on a GPU would allocate arrays as large as the state.
 @functools.partial(jax.jit, compiler_options={"xla_gpu_autotune_level": 0})
 def sizes(state: State) -> Sizes:
     """How far the tracked gradients are from zero; not for use within another `jax.jit`."""
@@ -118,7 +118,7 @@ def _root_mean_square(state: State, letter: str) -> Array:
 
 
 def _numbers(steps: Any, total: tuple[float, float]) -> tuple[Any, Any]:
-    """As arrays of no device in particular."""
+    """As arrays that are not placed on a device yet."""
     parts: list[Any] = [np.asarray(part, jnp.zeros(0).dtype) for part in total]
     return np.asarray(steps, np.int32), CompensatedSum(*parts)
 
@@ -150,7 +150,7 @@ def chunk_program(
     return _loop(*inputs, state, steps, total)
 
 
-_TURN = 32  # steps that an accelerator takes without asking the host whether to go on
+_TURN = 32  # steps that an accelerator takes between two questions to the host whether to continue
 
 _start = eqx.filter_jit(start_program)
 _advance = eqx.filter_jit(chunk_program, donate="all-except-first")

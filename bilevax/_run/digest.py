@@ -1,4 +1,4 @@
-"""A number by which an array is known again, whatever devices and processes hold it."""
+"""Checksums of arrays that do not depend on which devices and processes hold them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax import Array
 from bilevax._problem.stream import mix
 from bilevax._util import processes
 
-SMALL = 2**16  # bytes; smaller arrays are brought to the host, which is quicker than a program of their own
+SMALL = 2**16  # bytes; smaller arrays are copied to the host, which is faster than a compiled program
 
 
 def checksum(array: Any) -> int:

@@ -39,10 +39,11 @@ def describe(problem: Problem, state: State, first: int, last: int) -> str:
 def _describe(state: State, first: int, last: int) -> str:
     """A sentence on the quantity that went wrong first, at the step where f was no longer finite.
 
-    If x was not finite one step earlier already, x it is. Otherwise a block spoils z and x within a step, so
-    blocks come before them. If f overflowed while all its arguments are finite, the largest is named. Where x
-    and blocks are both gone, and it is not known which of them went first, none of them is named: x one step
-    earlier cannot be had from a z that is not finite, and accelerators stop a run some steps late.
+    If x was not finite one step earlier, it is x. Otherwise a block makes z and x non-finite within one step,
+    so blocks are named before them. If f overflowed while all its arguments are finite, the largest is
+    named. Where x and blocks are both gone, and it is not known which of them went first, none of them is
+    named: x one step earlier cannot be had from a z that is not finite, and accelerators stop a run some
+    steps late.
 
     Args:
       state: the state at that step.

@@ -2,8 +2,8 @@
 
 Blocks, their constants, their rows and their memory are split along the axis "blocks" of a mesh; x, z, the
 optimizer and shared rows are held by every device. A device sees its share as a problem of its own, with its
-own blocks and strata, and takes the same step on it; only z and what is told about a step are averaged over
-the devices. Outside of the compiled programs a state is that of the whole problem, whatever holds its arrays.
+own blocks and strata, and takes the same step on it; only z and the step's `Info` are averaged over the
+devices. Outside of the compiled programs a state is that of the whole problem, wherever its arrays are.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Shards:
                 return function(eqx.combine(numbers, functions), problem, *rest)
 
             given = (EVERYWHERE, _specs(arrays), *specs)
-            # A step does not differentiate through the means over devices: nothing is to be inferred.
+            # No derivative goes through the means over devices, so replication need not be tracked.
             over = jax.shard_map(
                 of_share, mesh=self.mesh, in_specs=given, out_specs=out_specs, check_vma=False
             )
@@ -172,7 +172,7 @@ class Shards:
         return dataclasses.replace(sampler, blocks=blocks, per_step=per_step, strata=strata, axis=AXIS)
 
     def _whole(self, state: State) -> State:
-        """The state with the plan of which a device's is a share."""
+        """The state with the sampling plan of the whole problem."""
         share = state.sampler
         strata = None if share.strata is None else share.strata * self.devices
         blocks, per_step = share.blocks * self.devices, share.per_step * self.devices

@@ -50,7 +50,7 @@ class Sweep:
       x: the upper variables at the end, with leading axes (R, S); averages, if the upper step is `averaged`.
       y: the lower variables at the end, caught up, likewise.
       history: "objective" (the mean of f since the entry before), "gradient_norm" (‖z‖) and the metrics, each
-        of shape (R, S, entries). A run that diverges goes on as NaN, and disturbs no other.
+        of shape (R, S, entries). A run that diverges continues as NaN, and affects no other.
       step: the steps at which the entries were taken.
       seconds: the time of all runs together until then, compilation left out.
       compile_seconds: time to trace, compile and start.

@@ -32,10 +32,10 @@ class Averaged(NamedTuple):
 def averaged(upper_step: optax.GradientTransformation, window: Any) -> optax.GradientTransformation:
     """An upper step that also keeps an average of x, and changes nothing else.
 
-    With constant steps x wanders around what it would tend to. Its average over the latest steps wanders
-    less: weights fall by 1/e over `window` steps, or over a tenth of the steps so far while that is less. It
-    is of the x that steps start from: the very last is not in it yet. `state.average` is the average; so are
-    `result.x` and `result.best.x` of `bx.minimize`, and `found.x` of `bx.sweep`.
+    With constant steps x fluctuates around its limit. Its average over the latest steps fluctuates less. The
+    weights fall by 1/e over `window` steps, or over a tenth of the steps so far while that is less. The
+    average is over the x that steps start from, so the last x is not in it yet. `state.average` is the
+    average; so are `result.x` and `result.best.x` of `bx.minimize`, and `found.x` of `bx.sweep`.
 
     Args:
       upper_step: how x moves.
@@ -63,7 +63,7 @@ def averaged(upper_step: optax.GradientTransformation, window: Any) -> optax.Gra
         if params is None:
             raise ValueError("averaged needs params: call update(updates, state, params), got None")
         updates, inner = upper_step.update(updates, state.inner, params)
-        # x before the step: what the solver does with the updates (a restart's stage) is its own affair.
+        # x before the step: the solver may scale the updates (in a stage of a restart).
         share = jnp.maximum(1 / jnp.asarray(window, jnp.float32), 1 / (1 + _EARLY * state.count))
         average = jax.tree.map(
             lambda mean, x: mean + share.astype(mean.dtype) * (x - mean), state.average, params

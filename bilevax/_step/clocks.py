@@ -16,7 +16,7 @@ from jax import Array
 
 
 class CompensatedSum(eqx.Module):
-    """A reading of a clock: the unevaluated sum high + low."""
+    """A sum of many terms as two floats, high + low, which together keep its rounding error."""
 
     high: Array
     low: Array
@@ -56,7 +56,7 @@ class Clock(eqx.Module):
 class Clocks(eqx.Module):
     """The clocks of one level: of y's steps and of v's.
 
-    All readings are one small array: each number by itself would be a launch or two of every step.
+    All readings are one small array: as separate scalars they would cost a step several kernel launches.
     """
 
     readings: Array  # (…, 2, 4)

@@ -17,9 +17,9 @@ from bilevax._util.trees import PyTree
 def raise_eigenvalues(matrices: Array, floor: Array) -> tuple[Array, Array]:
     """The nearest symmetric matrices with eigenvalues ≥ floor (S_λ), and how many had to be changed.
 
-    A Cholesky factorisation of H − floor · 1 tells whether a matrix is there already; only those that
-    are not are changed: on a CPU by decomposing them one by one, on an accelerator, where products are much
-    cheaper than eigenvalues, by `positive_part`.
+    A Cholesky factorisation of H − floor · 1 shows whether a matrix is already in the set. The others are
+    changed: on a CPU by decomposing them one by one; on an accelerator, where products are much cheaper than
+    eigenvalues, by `positive_part`.
     """
     size = matrices.shape[-1]
     floor = jnp.asarray(floor, matrices.dtype)
@@ -47,8 +47,8 @@ def positive_part(matrices: Array) -> Array:
     """Symmetric matrices with their negative eigenvalues set to zero, by products alone.
 
     A₊ = (A + A sign A)/2, and X ← (3X − X³)/2 from A/‖A‖ tends to sign A. An eigenvalue a of A/‖A‖ grows by
-    half in each turn until it is near ±1: those that are not there in the end are below the rounding of A,
-    which is added, so that none is left below zero.
+    half in each turn until it is near ±1. Those that never get there are below the rounding error of A, which
+    is added, so that none is left below zero.
     """
     size, dtype = matrices.shape[-1], matrices.dtype
     rounding = 4 * jnp.finfo(dtype).eps
@@ -83,8 +83,8 @@ def solve(matrices: Array, right: Array) -> Array:
 def one_by_one(function: Any) -> Any:
     """A function of one matrix that a vmap batches on an accelerator, and turns into a loop on a CPU.
 
-    A batched factorisation on the CPU waits inside a worker thread for other workers to do its parts. Two
-    of them at once on a machine with two cores wait for each other for ever.
+    A batched factorisation on the CPU waits inside a worker thread for other workers to do its parts. On a
+    machine with two cores, two of them at once wait for each other for ever: a deadlock.
     """
     return jax.custom_batching.sequential_vmap(function) if jax.default_backend() == "cpu" else function
 

@@ -11,24 +11,24 @@ from jax import Array
 
 from bilevax._util.trees import PyTree
 
-_LARGE = 2**16  # numbers from which an array is worth an operation more that spares a copy
+_LARGE = 2**16  # entries from which an extra operation costs less than a copy of the array
 
 
 def read_once(read: Callable[[], PyTree], slots: Array) -> PyTree:
-    """Slots that are written to afterwards, as read by a function.
+    """Reads slots that are overwritten later in the same step.
 
-    A read may be merged into every computation that uses it, some of which come after the write: the compiler
-    then copies the whole memory in every step. It does not look into a cond.
+    The compiler may fuse a read into every computation that uses it. If one of them comes after the write, it
+    copies the whole memory in every step. It does not fuse through a cond.
     """
     blank = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(read))
     return jax.lax.cond(slots[0] >= 0, read, lambda: blank)
 
 
 def after(slots: Array, count: int, value: PyTree) -> Array:
-    """The same slots of so many, but known only when a value is.
+    """The same slots, out of `count`, made to depend on a value.
 
-    A memory is then read for the value before it is written at the slots. Without that order between the two,
-    the compiler copies all of it in every step.
+    The memory is then read for the value before it is written at the slots. Without that order the compiler
+    copies all of it in every step.
     """
     firsts = [jnp.isnan(leaf[(0,) * leaf.ndim]) for leaf in jax.tree.leaves(value) if leaf.size]
     never = functools.reduce(jnp.logical_or, firsts)
@@ -36,10 +36,10 @@ def after(slots: Array, count: int, value: PyTree) -> Array:
 
 
 def known_after(value: PyTree, tree: PyTree) -> PyTree:
-    """The same tree, but large arrays of it are known only when the value is.
+    """The same tree, with its large arrays made to depend on a value.
 
-    For x and the x before it, which change places in a step: without an order between what is computed from
-    them and what replaces them, the compiler first makes a copy of both.
+    For x and the x before it, which change places in a step. Without an order between reading and replacing
+    them, the compiler first copies both.
     """
 
     def late(array: Array, value: Array) -> Array:

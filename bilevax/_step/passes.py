@@ -1,4 +1,4 @@
-"""Passes over all blocks, some of them at a time."""
+"""Passes over all blocks, several at a time."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-MOST = 128  # blocks looked at together
+MOST = 128  # blocks at a time
 
 
 def over_all_blocks(
     count: int, look: Callable[[Any, Array, Any], Any], carry: Any, together: int = MOST
 ) -> Any:
-    """Looks at all blocks, `together` at a time: carry ← look(number of the turn, blocks, carry)."""
+    """Visits all blocks, `together` at a time: carry ← look(turn, blocks, carry)."""
     size = max(1, min(count, together))
     turns, rest = divmod(count, size)
     if turns == 1:

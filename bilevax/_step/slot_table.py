@@ -1,7 +1,7 @@
-"""The memory of a level's slots as a table: the numbers of a slot side by side in one row.
+"""The memory of a level's slots as a table: all entries of a slot side by side in one row.
 
-A step reads and writes a few slots out of many. An array per quantity would be a gather and a scatter each, a
-launch each on an accelerator, and a cache miss each on a CPU. A table is one of them per slot.
+A step reads and writes a few slots out of many. With one array per quantity, each would cost a gather and a
+scatter: a kernel launch on an accelerator, a cache miss on a CPU. A table costs one of each per slot.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from jax import Array
 
 from bilevax._step.slots import Memory, gather, scatter
 
-WIDEST = 128  # numbers of a slot's quantity: from some 200 on, putting them side by side costs a CPU more
+WIDEST = 128  # entries of a slot's quantity: from some 200 on, a CPU loses by copying them into one row
 
 
 class Columns(NamedTuple):
-    """Where a quantity of a slot is: in its dtype's table from `first` on, or by itself if that is None."""
+    """Where a quantity is: in the table of its dtype from `first` on, or (None) in an array of its own."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -28,13 +28,13 @@ class Columns(NamedTuple):
 
 
 class SlotTable(eqx.Module):
-    """A level's `Memory`, packed; its quantities can be read by their names as well.
+    """A level's `Memory` as a table; its quantities can be read by name.
 
     Attributes:
       tables: by dtype, (slots, width).
-      apart: the quantities that are kept by themselves.
-      columns: what is where, in the order of the memory's leaves.
-      structure: that of the memory.
+      apart: the quantities in arrays of their own.
+      columns: where each quantity is, in the order of the memory's leaves.
+      structure: the tree structure of the memory.
     """
 
     tables: dict[str, Array]
@@ -75,7 +75,7 @@ class SlotTable(eqx.Module):
 
     @property
     def squares(self) -> Memory:
-        """The sum over all slots of every number's square: in one pass, where a column would be copied."""
+        """The sum over all slots of every entry's square, in one pass and without copying columns."""
         tables, apart = jax.tree.map(
             lambda a: jnp.sum(jnp.square(a), axis=0, keepdims=True), (self.tables, self.apart)
         )
@@ -83,11 +83,11 @@ class SlotTable(eqx.Module):
 
     @property
     def _places(self) -> Memory:
-        """The memory with the number of each quantity in its place."""
+        """The memory with the index of each quantity in its place."""
         return jax.tree.unflatten(self.structure, range(len(self.columns)))
 
     def _part(self, name: str) -> Any:
-        """One quantity alone: outside of a compiled function nothing else is copied."""
+        """One quantity; outside of a compiled function nothing else is copied."""
         return jax.tree.map(self._read, getattr(self._places, name))
 
     def _read(self, place: int) -> Array:
@@ -118,7 +118,7 @@ def pack(memory: Memory) -> SlotTable:
 
 
 def _layout(leaves: list[Array]) -> tuple[Columns, ...]:
-    """What is narrow goes into its dtype's table, if that gets two quantities."""
+    """Narrow quantities go into the table of their dtype, if it gets at least two."""
     shapes = [leaf.shape[1:] for leaf in leaves]
     narrow = [math.prod(shape) <= WIDEST for shape in shapes]
     dtypes = [leaf.dtype.name for leaf in leaves]
@@ -133,7 +133,7 @@ def _layout(leaves: list[Array]) -> tuple[Columns, ...]:
 
 
 def _pack(leaves: list[Array], columns: tuple[Columns, ...]) -> tuple[dict[str, Array], list[Array]]:
-    """Leaves of any number of leading axes, as tables and what is kept apart from them."""
+    """Leaves with any leading axes, as tables and separate arrays."""
     parts: dict[str, list[Array]] = {}
     apart = []
     for leaf, (dtype, shape, first) in zip(leaves, columns, strict=True):

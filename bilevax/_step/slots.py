@@ -68,7 +68,7 @@ class Memory(eqx.Module):
 
 
 def gather(memory: PyTree, slots: Array) -> PyTree:
-    """The slots' rows of every array; one slot's row is cut out, the row of a single slot is all there is."""
+    """The slots' rows of every array. A single slot is sliced; an array of one slot is returned whole."""
 
     def take(a: Array) -> Array:
         if slots.shape != (1,):

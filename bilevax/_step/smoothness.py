@@ -33,7 +33,7 @@ def estimate_smoothness(
       problem: the problem.
       x: where to look.
       y: per level the slots' variables, where to look.
-      sampler: gives the batch size: what a step sees is what must be stable.
+      sampler: its batch size is used: steps must be stable on what they see.
 
     Returns:
       L_g by level; mean levels, whose Hessian is the identity, are left out.
@@ -76,8 +76,8 @@ def estimate_floor(
 ) -> Array:
     """A floor λ for the tracked Hessians of a level: half the least curvature that a batch shows.
 
-    A batch of few rows shows the regulariser alone in most directions, which is what λ must not exceed.
-    Where batches have no curvature at all in some direction, the floor is a thousandth of L_g.
+    In most directions a batch of few rows has the curvature of the regulariser alone, and λ must not exceed
+    that. If some direction has no curvature at all, the floor is a thousandth of L_g.
     """
     sample = _probe(problem, sampler)
     point = Point(x, {level: gather(y[level], sample.slots[level]) for level in y})
@@ -87,7 +87,7 @@ def estimate_floor(
 
 
 def _probe(problem: Problem, sampler: Sampler) -> Sample:
-    """Some blocks to look at, with the run's batch size: what a step sees is what must be stable."""
+    """Some blocks, with the run's batch size: steps must be stable on what they see."""
     size = sampler.stratum_size
     count = min(size, -(-_BLOCKS // ((sampler.strata or 1) * sampler.devices)))
 

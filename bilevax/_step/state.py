@@ -16,7 +16,7 @@ from bilevax._util.trees import PyTree, spread
 
 
 class Along(eqx.Module):
-    """The way back from a plain step: x − η z was reached by η along z, so that no x before it is kept.
+    """How to recover x before a plain step: it moved by η along z, so the earlier x is not stored.
 
     Attributes:
       amount: η; 0 before the first step.
@@ -37,7 +37,7 @@ class State(eqx.Module):
       step: how many steps were taken.
       x: the upper variable.
       z: the tracked ∇F.
-      back: x one step earlier, or how to get there; None if the method does not look there.
+      back: x one step earlier, or how to recover it; None if the method does not look back.
       optimizer: the state of the optax transformation, if `upper_step` is one.
       levels: the per-slot memory of each lower level.
       clocks: per level, the sums of steps that lazy slots catch up with.
@@ -65,7 +65,7 @@ class State(eqx.Module):
 
     @property
     def x_before(self) -> PyTree:
-        """x one step earlier; None if the method does not look there."""
+        """x one step earlier; None if the method does not look back."""
         return self.back.from_(self.x, self.z) if isinstance(self.back, Along) else self.back
 
     @property

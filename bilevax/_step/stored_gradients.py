@@ -1,4 +1,4 @@
-r"""Stored gradients: what makes the noise of a finite sum vanish.
+r"""Stored gradients, with which the noise of a finite sum vanishes.
 
 ℓ is a sum of parts with rows of their own: f on the upper rows, and −⟨v, ∇_y g⟩ on those of each lower
 source. Of each part the newest gradient of every block i and row group k is stored, a_ik, with its mean
@@ -34,7 +34,7 @@ from bilevax._util.trees import PyTree, spread
 class Slopes(eqx.Module):
     """The gradients of one part of ℓ: by x, and by level those by y and by v.
 
-    What a part does not depend on is None or left out.
+    Gradients by variables that a part does not depend on are None or left out.
     """
 
     x: PyTree
@@ -77,9 +77,9 @@ class Part(eqx.Module):
         return Slopes(x, y, v), part
 
     def insert(self, fresh: Slopes, blocks: Array, drawn: Drawn, count: int) -> Part:
-        """The part with more gradients stored, and added to means that are not complete yet."""
+        """The part with more gradients stored and added to its means, while it is being filled."""
         places = blocks * self.most + drawn.number
-        kept = drawn.share > 0  # else the number is another's
+        kept = drawn.share > 0  # otherwise the place belongs to another group
 
         def choose(new: Array, old: Array) -> Array:
             return jnp.where(spread(kept, new).astype(bool), new, old)
@@ -153,7 +153,7 @@ def _terms(view: BlockView, y: dict[str, PyTree], v: dict[str, PyTree]) -> Array
 
 
 def _reads(function: Callable[[PyTree], Any], x: PyTree) -> bool:
-    """Whether a function's program mentions its argument."""
+    """Whether a function's program reads its argument."""
     program = jax.make_jaxpr(function)(x).jaxpr
     mentioned = [var for equation in program.eqns for var in equation.invars] + list(program.outvars)
     return any(var is argument for argument in program.invars for var in mentioned)

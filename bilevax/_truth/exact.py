@@ -1,7 +1,7 @@
 """All blocks on all rows, a group of blocks at a time: lower solutions, linear systems and means.
 
 Argmin levels are minimised by BFGS and finished by Newton's method; their Hessians are factorised if they
-are small, and seen through Hessian-vector products only if not.
+are small, and used through Hessian-vector products otherwise.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bilevax._step.slots import gather
 from bilevax._util.trees import PyTree, combine, norm, result_dtype, zeros_like
 
 _DENSE = 512  # the largest d_y whose Hessians are formed
-_NUMBERS = 2**25  # how many numbers of intermediate results a group of blocks may take, about
+_NUMBERS = 2**25  # about how many entries of intermediate results a group of blocks may take
 _NEWTON_STEPS = 100
 
 
@@ -37,7 +37,7 @@ class Accuracy(eqx.Module):
 
 
 def libraries() -> tuple[Any, Any]:
-    """optimistix and lineax, which are no dependencies of the rest of the library."""
+    """optimistix and lineax, which only the diagnostics need."""
     try:
         import lineax
         import optimistix
@@ -49,7 +49,7 @@ def libraries() -> tuple[Any, Any]:
 
 
 def all_rows(problem: Problem) -> Sampler:
-    """The sampler that leaves nothing to chance: all blocks, and all their rows."""
+    """The sampler of all blocks and all their rows."""
     return Sampling().sampler(problem, jax.random.key(0))
 
 
@@ -120,7 +120,7 @@ def mean_gradient(
 
 
 def _in_groups(problem: Problem, plan: Accuracy, look: Callable[..., PyTree], y: dict[str, PyTree]) -> PyTree:
-    """look(sample, y) on one group of blocks after the other; what it gives per block, for all of them."""
+    """look(sample, y) on one group of blocks after the other, stacked over all blocks."""
     sampler = all_rows(problem)
     groups = -(-problem.count // plan.group)
     # The last group is filled up with the last block, so that all groups are one compiled loop.
@@ -134,7 +134,7 @@ def _in_groups(problem: Problem, plan: Accuracy, look: Callable[..., PyTree], y:
 
 
 def _checked(found: dict[str, Any], plan: Accuracy, what: str, remedy: str) -> dict[str, PyTree]:
-    """What was found by level; raises if the residual of a block exceeds its bound, or is not a number."""
+    """The solutions by level; raises if the residual of a block exceeds its bound or is not finite."""
     for name, (_, sizes) in found.items():
         residual, scale = (np.asarray(size, np.float64) for size in sizes)
         bad = ~(residual <= plan.tolerance * scale)
@@ -237,7 +237,7 @@ def _minimise(
 
 
 def _is_convex(gradient: Callable[[Array], Array], y: Array) -> Array:
-    """Whether ∇²g(y) is positive definite: a saddle or a line of steepest descent is no solution."""
+    """Whether ∇²g(y) is positive definite: at a saddle point y is no solution."""
     rounding = 100 * float(jnp.finfo(y.dtype).eps)
     if y.size <= _DENSE:
         hessian = jax.jacfwd(gradient)(y)
@@ -272,7 +272,7 @@ def _system(gradient: Callable[[Array], Array], y: Array, right: Array, plan: Ac
     _, push = jax.linearize(gradient, y)
     size = _or_one(norm(right))
     unit = right / size
-    # lineax takes curvatures below 100 d ε for zero, which is no small number in float32: they are scaled up.
+    # lineax treats curvatures below 100 d ε as zero, which is not small in float32: so they are scaled up.
     boost = 1e6 / _or_one(norm(push(unit)))
     operator = lineax.FunctionLinearOperator(
         lambda v: boost * push(v), jax.ShapeDtypeStruct(y.shape, y.dtype), positive
@@ -283,7 +283,7 @@ def _system(gradient: Callable[[Array], Array], y: Array, right: Array, plan: Ac
 
 
 def _exact(x: PyTree) -> tuple[Array, Array]:
-    """The residual, and its scale, of what needs no solver."""
+    """The residual, and its scale, of a level that is evaluated and not solved."""
     zero = jnp.zeros((), result_dtype(x))
     return zero, zero
 

@@ -1,4 +1,4 @@
-"""The shape of one block's y, when no y0 says it: the only one that the user's functions accept."""
+"""The shape of one block's y if y0 is left out: the only shape that the user's functions accept."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def inferred(problem: Problem, sampler: Sampler, x: PyTree, given: dict[str, PyT
     sample = sampler.one_block(problem, None)
     lengths = _lengths(sample, x)
     if any(batch.weight is not None for batch in (sample.upper, *sample.lower.values())):
-        # Weighted rows are handed over one by one, and an axis of one row fits anything: look at more rows,
-        # of a number that is no other length.
+        # Weighted rows are passed one by one, and an axis of one row fits anything. So try more rows, of a
+        # number that no other axis has.
         sample = sampler.one_block(problem, max(lengths, default=1) + 1)
     shapes: list[_Shape] = sorted({(), *((n,) for n in lengths)}, key=lambda shape: (_rank(shape), shape))
     choices, errors = _accepted(problem, sample, x, given, missing, shapes)
@@ -58,7 +58,7 @@ def _ranks(choice: tuple[_Shape, ...]) -> tuple[int, ...]:
 
 
 def _lengths(sample: Sample, x: PyTree) -> set[int]:
-    """The lengths of all axes of x, the block constants and the rows, but for those of blocks and rows."""
+    """The lengths of all axes of x, the block constants and the rows, except the axes of blocks and rows."""
     shapes = [leaf.shape for leaf in jax.tree.leaves(x)]
     shapes += [leaf.shape[1:] for leaf in jax.tree.leaves(sample.constants)]
     for batch in (sample.upper, *sample.lower.values()):

@@ -1,4 +1,4 @@
-"""Checks of what users hand in: every message says what was got and what was expected."""
+"""Checks of arguments: every message names the argument, what was got and what was expected."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def whole_number(name: str, value: Any, least: int, most: int | None = None) -> 
 
 
 def is_traced(value: Any) -> bool:
-    """Whether a value stands for one that is not known yet."""
+    """Whether a value is a tracer: it is known only when the program runs."""
     return isinstance(value, Tracer)
 
 
@@ -156,7 +156,7 @@ def scalar_output(name: str, function: Callable[..., Any], **arguments: Any) -> 
 
 
 def floating_output(name: str, function: Callable[..., Any], **arguments: Any) -> PyTree:
-    """Traces a user's function abstractly: it must run and return floating arrays; gives their shapes."""
+    """Traces a user's function abstractly: it must run and return floating arrays. Returns their shapes."""
     out = traced(name, function, **arguments)
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(out)]
     if not dtypes or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
@@ -165,7 +165,7 @@ def floating_output(name: str, function: Callable[..., Any], **arguments: Any) -
 
 
 def traced(name: str, function: Callable[..., Any], **arguments: Any) -> Any:
-    """The shapes a user's function returns; what fails in it is reported with what it was given."""
+    """The shapes a user's function returns; an error inside it is reported with its arguments."""
     try:
         return jax.eval_shape(function, *arguments.values())
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:

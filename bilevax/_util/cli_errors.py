@@ -1,4 +1,4 @@
-"""What a user of the command line can mend, told in a sentence."""
+"""Errors that a user of the command line can correct, as one sentence."""
 
 from __future__ import annotations
 

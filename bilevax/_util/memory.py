@@ -1,4 +1,4 @@
-"""How much memory there is."""
+"""How much memory the device has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several processes that run one program: what they must agree on, and which of them speaks."""
+"""Several processes that run one program: placing arrays, and agreeing on clocks and signals."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 
 def put(leaf: Any, sharding: Sharding) -> Any:
-    """An array where a sharding has it; if other processes have parts, each has brought the whole array.
+    """An array placed by a sharding. If other processes hold parts of it, each passes the whole array.
 
-    An array that is there already is left alone: so data that no host can hold are brought in parts
-    (`jax.make_array_from_process_local_data`). A shape is told where its array would be.
+    An array that is already in place is returned as it is: data too large for one host are made in parts
+    (`jax.make_array_from_process_local_data`). A shape gets the sharding of its array.
     """
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
@@ -26,7 +26,7 @@ def put(leaf: Any, sharding: Sharding) -> Any:
 
 
 def on_host(leaf: Any) -> np.ndarray:
-    """The whole array in this process, also where it has but a part of it; then all processes must ask."""
+    """The whole array in this process. If others hold parts of it, all processes must make this call."""
     if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
         assert isinstance(leaf.sharding, NamedSharding)
         everywhere = NamedSharding(leaf.sharding.mesh, PartitionSpec())

@@ -1,4 +1,4 @@
-"""BlockPAGE: for finite sums; now and then everything that is tracked is computed anew."""
+"""BlockPAGE: for finite sums; some steps recompute everything that is tracked from all rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bilevax.solvers.recipe import Recipe
 from bilevax.solvers.start_checks import check_own_slots
 from bilevax.solvers.upper import UpperStep
 
-_COUNTED = 2**12  # steps whose coins are counted together
+_COUNTED = 2**12  # steps whose coin flips are counted together
 _ROWS = 2**18  # rows of blocks that a refresh looks at together
 
 
@@ -42,7 +42,7 @@ class BlockPAGE(Recipe):
         u_i \leftarrow \nabla_{yy}^2 g_i v_i - \nabla_y f_i, \qquad
         z \leftarrow \tfrac1m \sum_i \nabla_x f_i - \nabla_{xy}^2 g_i v_i
 
-    at :math:`(x_t, y_t, v_t)`; otherwise it corrects those of the sampled blocks by what has changed,
+    at :math:`(x_t, y_t, v_t)`; otherwise it corrects those of the sampled blocks by their change,
 
     .. math::
         s_i \leftarrow s_i + \tfrac mI (\nabla_y g^t - \nabla_y g^{t-1}), \qquad
@@ -116,7 +116,7 @@ class BlockPAGE(Recipe):
     def renew(
         self, problem: Problem, state: State, levels: dict[str, Any], z: PyTree
     ) -> tuple[dict[str, Any], PyTree]:
-        """Everything anew if this is a step that refreshes."""
+        """Recomputes everything if this step refreshes."""
         due = self.refreshes(problem, state.sampler, state.step)
         # A loop of at most one turn: unlike a cond, it is skipped under vmap too, if no run refreshes.
         _, levels, z = jax.lax.while_loop(
@@ -127,7 +127,7 @@ class BlockPAGE(Recipe):
         return levels, z
 
     def refreshes(self, problem: Problem, sampler: Sampler, step: Array) -> Array:
-        """Whether a step refreshes: a coin of the step's number alone, the same for every key."""
+        """Whether a step refreshes: a coin flip that depends on the step's number only, not on the key."""
         return _coin(step) < self._chance(problem, sampler)
 
     def _chance(self, problem: Problem, sampler: Sampler) -> Any:
@@ -163,7 +163,7 @@ class BlockPAGE(Recipe):
 
 
 class _Whole(Recipe):
-    """A refresh as a recipe: one point, and nothing of what was tracked before is kept."""
+    """A refresh as a recipe: one point, and estimators that forget what they tracked before."""
 
     upper_step: UpperStep
     lower_step: float = 1.0
@@ -183,7 +183,7 @@ def _coin(step: Array) -> Array:
 
 @jax.jit
 def _heads(steps: Array, chance: Array) -> Array:
-    """How many of the first steps have a coin below a chance."""
+    """How many of the first steps refresh."""
 
     def count(turn: Array, total: Array) -> Array:
         at = turn * _COUNTED + jnp.arange(_COUNTED)
@@ -202,7 +202,7 @@ def _before(visit: Visit) -> Visit:
 
 
 def default_chance(problem: Problem, sampler: Sampler) -> float:
-    """The chance with which refreshes look at as many rows as the steps between them."""
+    """The chance with which refreshes read as many rows as the steps between them."""
     # The same on a device's share of the blocks as on all of them.
     seen, whole = rows_per_visit(problem, sampler.batch_size), rows_per_visit(problem, None)
     return min(1.0, 2 * (sampler.per_step / problem.count) * seen / whole) if whole else 1.0

@@ -1,4 +1,4 @@
-"""The solver of a run whose user names none."""
+"""The solver of a run if none is given."""
 
 from __future__ import annotations
 

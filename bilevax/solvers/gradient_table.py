@@ -28,8 +28,8 @@ from bilevax._step.stored_gradients import (
 from bilevax._util.memory import available_bytes
 from bilevax._util.trees import PyTree, zeros_like
 
-UPPER = "f"  # the part of ℓ that is f; the others are called by their data sources
-_NUMBERS = 2**24  # of gradients by x that are held together while the table is filled
+UPPER = "f"  # the part of ℓ that is f; the others have the names of their data sources
+_NUMBERS = 2**24  # entries of gradients by x that are held at once while the table is filled
 
 
 def parts_of(problem: Problem) -> dict[str, str]:
@@ -55,7 +55,7 @@ def levels_of(problem: Problem, part: str) -> list[str]:
 def grouped_sample(
     problem: Problem, groups: dict[str, Groups], blocks: Array, drawn: dict[str, Drawn]
 ) -> Sample:
-    """The sample of some blocks that has the drawn groups as batches."""
+    """The sample of some blocks, with the drawn groups as batches."""
     batches = {name: one.take(blocks, drawn[name].number) for name, one in groups.items()}
     of_upper, of_lower = source_names(problem)
     constants = jax.tree.map(lambda a: a.at[blocks].get(mode="promise_in_bounds"), problem.blocks)

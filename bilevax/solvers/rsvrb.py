@@ -50,7 +50,7 @@ class Tracked(eqx.Module):
       y: every block's variable, now, and the tracked ∇_y g that it descends along.
       y_before: every block's variable one step earlier.
       pieces: the tracked pieces, as of each block's last visit.
-      stamp: the clock of Σ log(1−β) at that visit: what scales the pieces since.
+      stamp: the clock of Σ log(1−β) at that visit, by which the pieces are scaled since.
     """
 
     y: Moving
@@ -74,7 +74,7 @@ class Tracked(eqx.Module):
 
     @property
     def squares(self) -> Tracked:
-        """Every stored number squared."""
+        """Every stored entry squared."""
         return jax.tree.map(jnp.square, self)
 
 
@@ -122,7 +122,7 @@ class RSVRB(AbstractSolver):
       Optimization*, 2021.
     """
 
-    distributed: ClassVar[bool] = True  # its step takes means over devices that share the blocks
+    distributed: ClassVar[bool] = True
     upper_step: UpperStep
     _: KW_ONLY
     lower_step: float | Callable[[Array], Array] | None = None
@@ -221,7 +221,7 @@ class RSVRB(AbstractSolver):
         tau = first(evaluate(self.lower_step, state.step), safe) * 0.5 ** (0.5 * stage)
         floor = first(evaluate(self.floor, state.step), state.floors.get(name))
         clock = state.clocks[name].y
-        # log(1−β), kept finite: β = 1 forgets a piece, up to 1e-30 of it.
+        # log(1−β), kept finite: β = 1 forgets all but 1e-30 of a piece.
         later = clock.advance(jnp.log(jnp.maximum(1 - jnp.asarray(beta, clock.now.high.dtype), 1e-30)))
 
         sample = state.sampler.draw(problem, state.step)

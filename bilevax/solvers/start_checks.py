@@ -27,7 +27,7 @@ def check_own_slots(method: str, problem: Problem) -> None:
 def checked_start(
     problem: Problem, x0: PyTree, y0: PyTree, sampler: Sampler
 ) -> tuple[PyTree, dict[str, PyTree], frozenset[str]]:
-    """x and the y of all levels as arrays, all shapes checked, and the mean levels left to estimate."""
+    """x and all y as arrays, with checked shapes, and the mean levels that start from their first batch."""
     x = checks.floating("x0", x0)
     given = dict.fromkeys(problem.levels) if y0 is None else problem.split("y0", y0)
     block, upper, lower = _one_block(problem, sampler)

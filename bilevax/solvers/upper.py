@@ -21,7 +21,7 @@ UpperStep = float | Callable[[Array], Array] | optax.GradientTransformation
 def upper_move(
     upper_step: UpperStep, state: State, z: PyTree, stage: Array | int
 ) -> tuple[PyTree, PyTree, PyTree]:
-    """x one step along z, by a plain step, a schedule or an optax transformation; its state; the way back."""
+    """x after one step along z, the state of the transformation, and how to recover the x before."""
     shrunk = 0.5 ** (0.5 * stage)
     if isinstance(upper_step, optax.GradientTransformation):
         now = known_after(z, state.x)
@@ -37,7 +37,7 @@ def upper_start(upper_step: UpperStep, x: PyTree) -> PyTree:
 
 
 def way_back(upper_step: UpperStep, step: Any, x: PyTree) -> PyTree:
-    """What a state keeps of the x that it leaves: the step, if x can be had from it, else x."""
-    precise = all(leaf.dtype.itemsize >= 4 for leaf in jax.tree.leaves(x))  # else rounding would show
+    """What a state stores to recover the x before: the step size if that is enough, else x."""
+    precise = all(leaf.dtype.itemsize >= 4 for leaf in jax.tree.leaves(x))  # otherwise rounding would show
     plain = not isinstance(upper_step, optax.GradientTransformation)
     return Along(jnp.asarray(step, result_dtype(x))) if plain and precise else x
