@@ -1,7 +1,7 @@
 """Time per step of this tree beside that of another one, by turns.
 
-`python -m benchmarks.against ../other-tree` runs `benchmarks.step` of both trees in turns, each in a process of
-its own, and divides the best times. Both must have the same dependencies.
+`python -m benchmarks.against ../other-tree` runs `benchmarks.step` of both trees in turns, in processes of
+their own, and divides the best times. Both must have the same dependencies.
 """
 
 from __future__ import annotations

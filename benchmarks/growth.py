@@ -1,7 +1,7 @@
 """How time per step and memory grow with m, I, B, d_x and d_y.
 
-`python -m benchmarks.growth` runs BSVRB v2 on blocks of a quadratic problem, changes one size at a time, and
-fits an exponent to each curve. `--most 100_000_000 --width 8` runs as many blocks on a large accelerator.
+`python -m benchmarks.growth` runs BSVRB v2 on quadratic blocks, varies one size at a time, and fits an
+exponent to each curve. `--most 100_000_000 --width 8` goes up to 10⁸ blocks, for a large accelerator.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from bilevax._run.chunks import compiled_chunk, compiled_start, numbers_as_array
 
 
 @dataclasses.dataclass(frozen=True)
-class Sizes:
-    """A problem's sizes: m, I, B, d_x and d_y."""
+class ProblemSizes:
+    """m, I, B, d_x and d_y."""
 
     m: int = 100_000
     I: int = 16  # noqa: E741
@@ -52,8 +52,8 @@ def lower(x: Any, y: Any, block: Any, batch: Any) -> Any:
     return 0.5 * jnp.sum((y[:width] - x[:width]) ** 2) + 0.5 * jnp.sum(y**2) + pull
 
 
-def problem(sizes: Sizes) -> tuple[bx.Problem, jax.Array, jax.Array]:
-    """Blocks that pull y towards a point of their own, and where x and y start."""
+def problem(sizes: ProblemSizes) -> tuple[bx.Problem, jax.Array, jax.Array]:
+    """Blocks that pull y towards their own points; and the start of x and y."""
     key = jax.random.key(0)
     rows = jax.random.normal(key, (ROWS, sizes.d_y)) / sizes.d_y**0.5
     built = bx.Problem(
@@ -66,20 +66,20 @@ def problem(sizes: Sizes) -> tuple[bx.Problem, jax.Array, jax.Array]:
     return built, jnp.zeros(sizes.d_x), jnp.zeros((sizes.m, sizes.d_y))
 
 
-def measure(sizes: Sizes, turns: int, seconds: float) -> dict[str, float]:
-    """Best time per step, the bytes of the run's state and data, and the time to compile."""
+def measure(sizes: ProblemSizes, turns: int, seconds: float) -> dict[str, float]:
+    """The best time per step, the bytes of state and data, and the time to compile."""
     built, x0, y0 = problem(sizes)
     solver = bx.BSVRBv2(upper_step=0.01, lower_step=0.3 * min(1.0, sizes.I / sizes.m))
     inputs = (numbers_as_arrays(solver), built)
-    plan = {"blocks_per_step": min(sizes.I, sizes.m), "batch_size": sizes.B, "initial_batch_size": 0}
+    sampling = bx.Sampling(min(sizes.I, sizes.m), sizes.B, initial_batch_size=0)
     began = time.perf_counter()
-    state = compiled_start(*inputs, x0, y0, bx.Sampling(**plan).sampler(inputs[1], jax.random.key(1)))
+    state = compiled_start(*inputs, x0, y0, sampling.sampler(inputs[1], jax.random.key(1)))
     del y0
     state, _ = compiled_chunk(inputs, state, 0)
     jax.block_until_ready(state)
     compiled = time.perf_counter() - began
     steps, taken = 10, 0.0
-    while taken < seconds:  # as many steps as are worth timing
+    while taken < seconds:  # until there are enough steps to time
         steps *= 2
         taken, state = _time(inputs, state, steps)
     best = taken / steps
@@ -100,13 +100,13 @@ def _time(inputs: Any, state: Any, steps: int) -> tuple[float, Any]:
 
 
 def exponent(values: list[int], times: list[float]) -> float:
-    """The slope of log time over log size, over the upper half of the sizes."""
+    """The slope of log time over log size in the upper half of the sizes."""
     half = len(values) // 2
     return float(np.polyfit(np.log(values[half:]), np.log(times[half:]), 1)[0])
 
 
 def plot(results: dict[str, dict[int, dict[str, float]]], path: Path) -> None:
-    """Time over each size, on logarithmic axes."""
+    """Plots time over each size, on logarithmic axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(3 * len(results), 3), layout="constrained")
@@ -119,7 +119,7 @@ def plot(results: dict[str, dict[int, dict[str, float]]], path: Path) -> None:
 
 
 def markdown(results: dict[str, dict[int, dict[str, float]]]) -> str:
-    """A table of all sizes, and the exponents."""
+    """A table of all sizes, then the exponents."""
     lines = ["| size | value | µs per step | MB | compile s |", "| --- | --- | --- | --- | --- |"]
     for name, rows in results.items():
         for value, row in rows.items():
@@ -144,13 +144,13 @@ def markdown(results: dict[str, dict[int, dict[str, float]]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", nargs="+", default=list(RANGES), choices=list(RANGES))
-    parser.add_argument("--most", type=int, default=10_000_000, help="the most blocks, and the largest d_x")
-    parser.add_argument("--width", type=int, default=Sizes.d_y, help="d_y where it is not what is varied")
+    parser.add_argument("--most", type=int, default=10_000_000, help="the largest m and d_x")
+    parser.add_argument("--width", type=int, default=ProblemSizes.d_y, help="d_y, where it does not vary")
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.2, help="the least time of a turn")
+    parser.add_argument("--seconds", type=float, default=0.2, help="minimum time of a turn")
     parser.add_argument("--out", type=Path, default=Path("results"))
     options = parser.parse_args()
-    base = Sizes(d_y=options.width)
+    base = ProblemSizes(d_y=options.width)
     results: dict[str, dict[int, dict[str, float]]] = {}
     for name in options.sizes:
         values = [value for value in RANGES[name] if value <= options.most]

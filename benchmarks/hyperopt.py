@@ -1,4 +1,4 @@
-"""The paper's hyper-parameter problem on a8a and w8a: the data and the problem that benchmarks use."""
+"""The paper's hyper-parameter problem on a8a and w8a, which several benchmarks use."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ WIDTHS = {"a8a": 123, "w8a": 300}
 REGULARIZATION = 1e-3
 
 
-class Split(NamedTuple):
-    """Sparse rows and labels, 80% for training and 20% for validation."""
+class SparseSplit(NamedTuple):
+    """Sparse rows and labels: 80% for training, 20% (`held`) for validation."""
 
     train: sp.csr_matrix
     labels: np.ndarray
@@ -29,8 +29,8 @@ class Split(NamedTuple):
     held_labels: np.ndarray
 
 
-def load(name: str, seed: int = 0) -> Split:
-    """A data set by name from the folder BILEVAX_DATA; generated rows of its shape where that is not set."""
+def load(name: str, seed: int = 0) -> SparseSplit:
+    """A data set from the folder BILEVAX_DATA; generated rows of its shape if that is not set."""
     folder = os.environ.get("BILEVAX_DATA")
     if folder:
         rows, labels = load_svmlight_file(str(Path(folder) / "libsvm" / name), n_features=WIDTHS[name])
@@ -44,7 +44,7 @@ def load(name: str, seed: int = 0) -> Split:
     train, held = order[:cut], order[cut:]
     rows = sp.csr_matrix(rows, dtype=np.float32)
     labels = labels.astype(np.float32)
-    return Split(rows[train], labels[train], rows[held], labels[held])
+    return SparseSplit(rows[train], labels[train], rows[held], labels[held])
 
 
 def temperatures(blocks: int, seed: int = 0) -> np.ndarray:
@@ -61,8 +61,8 @@ def lower(x, y, block, batch):
     return jnp.mean(jax.nn.sigmoid(x[batch["index"]]) * loss) + 0.5 * REGULARIZATION * y @ y
 
 
-def problem(split: Split, blocks: int = 100) -> tuple[bx.Problem, jax.Array, jax.Array]:
-    """The problem with dense rows, and where x and y start."""
+def problem(split: SparseSplit, blocks: int = 100) -> tuple[bx.Problem, jax.Array, jax.Array]:
+    """The problem with dense rows, and the start of x and y."""
     n, features = split.train.shape
     built = bx.Problem(
         upper=upper,
@@ -76,20 +76,19 @@ def problem(split: Split, blocks: int = 100) -> tuple[bx.Problem, jax.Array, jax
     return built, jnp.zeros(n), jnp.zeros((blocks, features))
 
 
-class Steps:
-    """A method on this problem, ready to run chunks of steps."""
+class CompiledSteps:
+    """A method on this problem, compiled, with its state."""
 
-    def __init__(self, solver: Any, split: Split, blocks: int, blocks_per_step: int, batch_size: int):
+    def __init__(self, solver: Any, split: SparseSplit, blocks: int, blocks_per_step: int, batch_size: int):
         built, x0, y0 = problem(split, blocks)
         self.inputs = (numbers_as_arrays(solver), built)
-        plan = {"blocks_per_step": blocks_per_step, "batch_size": batch_size}
+        sampling = bx.Sampling(blocks_per_step, batch_size)
         began = time.perf_counter()
-        self.state = compiled_start(
-            *self.inputs, x0, y0, bx.Sampling(**plan).sampler(self.inputs[1], jax.random.key(0))
-        )
-        self.run(0)
+        self.state = compiled_start(*self.inputs, x0, y0, sampling.sampler(self.inputs[1], jax.random.key(0)))
+        self.advance(0)
         self.compile_seconds = time.perf_counter() - began
 
-    def run(self, steps: int) -> None:
+    def advance(self, steps: int) -> None:
+        """Takes steps, and waits for them."""
         self.state, _ = compiled_chunk(self.inputs, self.state, steps)
         jax.block_until_ready(self.state)

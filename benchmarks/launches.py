@@ -1,7 +1,7 @@
 """Time per step on an accelerator (a8a, m = 100), and the kernels that a step launches.
 
 `python -m benchmarks.launches` times small and large steps of several methods; `--trace` also lists the
-kernels of a step, with the time that each takes. On a CPU it runs too, and lists nothing.
+kernels of a step with their times. On a CPU it works, but lists no kernels.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ TARGETS = {("BSVRBv2", "small"): 25.0, ("BSVRBv2", "large"): 80.0}  # µs, on on
 TRACED = 64  # steps
 
 
-def timed(runner: hyperopt.Steps, steps: int) -> float:
-    """The seconds of so many steps."""
+def timed(compiled: hyperopt.CompiledSteps, steps: int) -> float:
+    """The seconds of a number of steps."""
     began = time.perf_counter()
-    runner.run(steps)
+    compiled.advance(steps)
     return time.perf_counter() - began
 
 
-def best(runner: hyperopt.Steps, turns: int, seconds: float) -> float:
-    """The least seconds per step of several turns, each of about so many seconds."""
+def best(compiled: hyperopt.CompiledSteps, turns: int, seconds: float) -> float:
+    """The best seconds per step of several turns, each of at least `seconds`."""
     steps = 32
-    while timed(runner, steps) < seconds:
+    while timed(compiled, steps) < seconds:
         steps *= 2
-    return min(timed(runner, steps) for _ in range(turns)) / steps
+    return min(timed(compiled, steps) for _ in range(turns)) / steps
 
 
-def kernels(runner: hyperopt.Steps) -> list[dict[str, Any]]:
-    """The kernels of a step, the longest first: name, launches, µs."""
+def kernels(compiled: hyperopt.CompiledSteps) -> list[dict[str, Any]]:
+    """The kernels of a step, by decreasing time: name, launches, µs."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
-            runner.run(TRACED)
+            compiled.advance(TRACED)
         (path,) = Path(folder).rglob("*.trace.json.gz")
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     streams = {
@@ -70,18 +70,18 @@ def measure(methods: list[str], sizes: list[str], turns: int, seconds: float, tr
     rows, split = [], hyperopt.load("a8a")
     for size in sizes:
         for method in methods:
-            runner = hyperopt.Steps(METHODS[method](upper_step=0.1), split, BLOCKS, *SIZES[size])
+            compiled = hyperopt.CompiledSteps(METHODS[method](upper_step=0.1), split, BLOCKS, *SIZES[size])
             row: dict[str, Any] = {"method": method, "size": size}
-            row["microseconds"] = 1e6 * best(runner, turns, seconds)
+            row["microseconds"] = 1e6 * best(compiled, turns, seconds)
             if trace:
-                row["kernels"] = kernels(runner)
+                row["kernels"] = kernels(compiled)
             rows.append(row)
             print(f"{method}, {size}: {row['microseconds']:.1f} µs", flush=True)
     return rows
 
 
 def markdown(rows: list[dict]) -> str:
-    """The times, and the kernels of each where they were traced."""
+    """A table of times, then the kernels if they were traced."""
     lines = ["| method | I | B | µs per step | target on an H200 |", "| --- | --- | --- | --- | --- |"]
     for row in rows:
         blocks, batch = SIZES[row["size"]]
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.1, help="the least time of a turn")
+    parser.add_argument("--seconds", type=float, default=0.1, help="minimum time of a turn")
     parser.add_argument("--trace", action="store_true", help="list the kernels of a step")
     parser.add_argument("--out", type=Path, default=Path("results"))
     options = parser.parse_args()

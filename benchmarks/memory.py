@@ -1,8 +1,9 @@
-"""The bytes of a run: the estimate beside what is measured, each run in a process of its own.
+"""Memory of a run: estimated and measured, with each run in its own process.
 
-`python -m benchmarks.memory` prints, for every method, `bx.memory_estimate` and the most memory a run took:
-on an accelerator the allocator's peak, on a CPU the growth of the resident set (without compiled programs:
-the run is made twice). `--width` makes x large: there the number of x-sized arrays is what counts.
+`python -m benchmarks.memory` prints, for every method, `bx.memory_estimate` and the peak memory of a run: on
+an accelerator the allocator's peak, on a CPU the growth of the resident set. On a CPU the run is repeated,
+and only the second one counts, so that compiled programs are left out. With a large `--width`, x
+dominates the memory.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ METHODS: dict[str, Any] = {
     "MMBO": lambda: bx.MMBO(upper_step=0.1, lower_step=0.1),
     "BlockSAGA": lambda: bx.BlockSAGA(upper_step=0.1, lower_step=0.1),
 }
-BLOCKS, MOST = 1_000_000, {"BlockSAGA": 20_000}  # which stores gradients of every block and row group
+BLOCKS, MOST = 1_000_000, {"BlockSAGA": 20_000}  # BlockSAGA stores a gradient per block and row group
 D_Y, ROWS = 16, 8
 
 
@@ -42,7 +43,7 @@ def lower(x, y, block, batch):
 
 
 def make(blocks: int, width: int) -> tuple[bx.Problem, Any, Any]:
-    """Blocks with rows of their own, each of which looks at one place of x."""
+    """Blocks with their own rows; each row depends on one entry of x."""
     places = (np.arange(blocks * ROWS, dtype=np.int64) * 7919 % width).astype(np.int32)
     problem = bx.Problem(
         upper,
@@ -55,20 +56,20 @@ def make(blocks: int, width: int) -> tuple[bx.Problem, Any, Any]:
 
 
 def measure(method: str, blocks: int, width: int) -> dict[str, int]:
-    """The estimate and the measured peak of one run, in this process."""
+    """The estimated and the measured memory of one run, in this process."""
     problem, x0, y0 = make(blocks, width)
-    solver, plan = METHODS[method](), {"blocks_per_step": 64, "batch_size": 4}
-    estimate = bx.memory_estimate(problem, x0, y0, solver=solver, **plan)
+    solver, sampling = METHODS[method](), {"blocks_per_step": 64, "batch_size": 4}
+    estimate = bx.memory_estimate(problem, x0, y0, solver=solver, **sampling)
 
     def run() -> None:
         key = jax.random.key(0)
-        bx.minimize(problem, x0, y0, solver=solver, steps=50, key=key, every=50, progress=None, **plan)
+        bx.minimize(problem, x0, y0, solver=solver, steps=50, key=key, every=50, progress=None, **sampling)
 
     run()
     gc.collect()
     device = jax.devices()[0]
     if device.platform == "cpu":
-        Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         before = _resident("VmRSS")
         run()
         peak = _resident("VmHWM") - before + estimate.data
@@ -84,11 +85,13 @@ def _resident(name: str) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--blocks", type=int, help=f"left out, {BLOCKS:,}, or fewer where they would not fit")
+    parser.add_argument(
+        "--blocks", type=int, help=f"default: {BLOCKS:,}, or fewer if that needs too much memory"
+    )
     parser.add_argument("--width", type=int, default=1000, help="d_x")
     parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--out", type=Path, default=Path("results"))
-    parser.add_argument("--one", choices=list(METHODS), help="measure one method in this process")
+    parser.add_argument("--one", choices=list(METHODS), help="measure only this method, in this process")
     options = parser.parse_args()
     if options.one:
         print(json.dumps(measure(options.one, options.blocks, options.width)))

@@ -1,17 +1,17 @@
-"""BSVRB v2 against what one would write with existing libraries: implicit differentiation under optax.
+"""BSVRB v2 compared with existing libraries: implicit differentiation and optax.
 
 The problem is that of `benchmarks.step`: weights of a8a's training rows, m = 100 temperatures. A peer solves
-the lower problems by optimistix (BFGS, started where the last solve ended, all blocks under one vmap),
-differentiates F through the solutions by the implicit function theorem, and moves x by optax's Adam:
+the lower problems with optimistix (BFGS, warm-started, all blocks under one vmap), differentiates F through
+the solutions by the implicit function theorem, and updates x with optax's Adam:
 
 - "all": all blocks and all rows in every step;
 - "blocks": 10 blocks, all their rows;
 - "mini-batch": 10 blocks, 2,048 training rows and 512 validation rows.
 
-`benchmarks.torch_peers` has more of them, for whoever has PyTorch.
+`benchmarks.torch_peers` has more peers, which need PyTorch.
 
-Steps are tuned for each alike. Every x on the way is judged off the clock, by the exact F of every tenth
-block (that of all of them would take minutes per point).
+The steps of each method are tuned with the same effort. F is computed afterwards, outside the measured time,
+exactly and for every tenth block (all blocks would take minutes per point).
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ PEER_STEPS = (0.1, 0.3, 1.0, 3.0)  # of Adam
 OUR_STEPS = ((1000.0, 0.25), (3000.0, 0.25), (3000.0, 0.35), (6000.0, 0.25))  # η and τ
 
 
-def run_ours(problem: bx.Problem, x0: Array, y0: Array, numbers: tuple[float, float], budget: float) -> Track:
+def run_ours(problem: bx.Problem, x0: Array, y0: Array, rates: tuple[float, float], budget: float) -> Track:
     """BSVRB v2 with I = 10, B = 32."""
-    upper_step, lower_step = numbers
+    upper_step, lower_step = rates
     solver = bx.BSVRBv2(upper_step=upper_step, lower_step=lower_step, alpha=0.1, gamma=10.0, beta=0.1)
     inputs = (numbers_as_arrays(solver), problem)
     began = time.perf_counter()
@@ -68,7 +68,7 @@ def run_ours(problem: bx.Problem, x0: Array, y0: Array, numbers: tuple[float, fl
 
 
 def run_peer(problem: bx.Problem, x0: Array, y0: Array, name: str, rate: float, budget: float) -> Track:
-    """Implicit differentiation: lower solves, the implicit gradient, Adam."""
+    """A peer: lower solves, the implicit gradient, Adam."""
     step, start = _peer(problem, name, rate)
     keys = jax.random.split(jax.random.key(0), 100_000)
     return follow(f"implicit, {name}", f"Adam {rate:g}", lambda: start(x0, y0), step, keys, budget)
@@ -77,7 +77,7 @@ def run_peer(problem: bx.Problem, x0: Array, y0: Array, name: str, rate: float, 
 def implicit_gradient(
     x: Array, y: Array, blocks: Any, batch: Any, judges: Any, tolerance: float = 1e-4
 ) -> tuple[Array, Array]:
-    """The gradient of the mean upper function of some blocks, and their lower solutions, sought from y."""
+    """The gradient of the mean upper function of some blocks, and their lower solutions, solved from y."""
     solver = optx.BFGS(rtol=tolerance, atol=tolerance)
 
     def one(x: Array, y: Array, block: Any) -> tuple[Array, Array]:
@@ -123,7 +123,7 @@ def _peer(problem: bx.Problem, name: str, rate: float) -> tuple[Callable[..., An
 
 @functools.partial(jax.jit, static_argnames="turns")
 def exact(problem: bx.Problem, x: Array, y: Array, turns: int = 12) -> tuple[Array, Array]:
-    """F(x) of every tenth block by Newton's method from y, and their lower solutions."""
+    """F(x) of every tenth block, and its lower solutions, by Newton's method from y."""
     train, held = problem.lower_data[0], problem.upper_data
     assert isinstance(train, bx.Shared)
     assert isinstance(held, bx.Shared)
@@ -148,7 +148,7 @@ def exact(problem: bx.Problem, x: Array, y: Array, turns: int = 12) -> tuple[Arr
 
 
 def judge(problem: bx.Problem, tracks: list[Track], y0: Array) -> float:
-    """Fills in F along every run; returns F at the start."""
+    """Adds F to every track; returns F at the start."""
     start, y_start = exact(problem, jnp.zeros(tracks[0].xs[0].shape), y0[::TENTH])
     for track in tracks:
         y = y_start
@@ -159,7 +159,7 @@ def judge(problem: bx.Problem, tracks: list[Track], y0: Array) -> float:
 
 
 def table(tracks: list[Track], start: float, shares: tuple[float, ...]) -> list[dict[str, Any]]:
-    """The best run of every method to each share of the way from F(x0) to the least F seen."""
+    """For each method: its best time to each share of the way from F(x0) to the smallest F of all."""
     least = min(min(track.losses) for track in tracks)
     rows = []
     for method in dict.fromkeys(track.method for track in tracks):
@@ -169,17 +169,17 @@ def table(tracks: list[Track], start: float, shares: tuple[float, ...]) -> list[
             goal = start - share * (start - least)
             best = min(mine, key=lambda track: track.seconds_to(goal))
             row[f"seconds to {share:.0%}"] = best.seconds_to(goal)
-            row[f"with, {share:.0%}"] = best.numbers if np.isfinite(best.seconds_to(goal)) else ""
+            row[f"settings, {share:.0%}"] = best.settings if np.isfinite(best.seconds_to(goal)) else ""
         rows.append(row)
     return rows
 
 
-def check_torch(split: hyperopt.Split, blocks: int = 3) -> float:
-    """How far the gradients of PyTorch and JAX are apart, relatively, at a random x.
+def check_torch(split: hyperopt.SparseSplit, blocks: int = 3) -> float:
+    """The relative difference between the gradients of PyTorch and JAX at a random x.
 
     Raises:
       ImportError: if torch or torchopt is missing.
-      RuntimeError: if they are over 0.001 apart.
+      RuntimeError: if it is larger than 0.001.
     """
     from benchmarks import torch_peers
 
@@ -188,36 +188,38 @@ def check_torch(split: hyperopt.Split, blocks: int = 3) -> float:
     assert isinstance(train, bx.Shared)
     assert isinstance(held, bx.Shared)
     x = jax.random.normal(jax.random.key(0), x.shape)
-    with jax.enable_x64(True):  # BFGS in single precision ends 0.01 away from the truth
+    with jax.enable_x64(True):  # in single precision BFGS has an error of 0.01
         start = (jnp.asarray(x, jnp.float64), jnp.zeros(y.shape, jnp.float64))
         ours, _ = jax.jit(implicit_gradient)(*start, problem.blocks, train.rows, held.rows, 1e-6)
         ours = np.asarray(ours)
     theirs = torch_peers.exact_gradient(split, np.array(x), blocks)
     apart = float(np.linalg.norm(ours - theirs) / np.linalg.norm(ours))
     if apart > 1e-3:
-        raise RuntimeError(f"the gradients of PyTorch and JAX are {apart:.1e} apart, expected at most 1e-3")
+        raise RuntimeError(f"the gradients of PyTorch and JAX differ by {apart:.1e}, expected at most 1e-3")
     return apart
 
 
-def run_torch(split: hyperopt.Split, name: str, budget: float) -> list[Track]:
-    """A peer in PyTorch with each of its settings."""
+def run_torch(split: hyperopt.SparseSplit, name: str, budget: float) -> list[Track]:
+    """A PyTorch peer, with each of its settings."""
     from benchmarks import torch_peers
 
     settings = torch_peers.PEERS[name].settings
-    return [torch_peers.run(split, BLOCKS, name, numbers, budget) for numbers in settings]
+    return [torch_peers.run(split, BLOCKS, name, one, budget) for one in settings]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=40.0, help="time of a peer's run; ours get a tenth")
+    parser.add_argument(
+        "--seconds", type=float, default=40.0, help="time of a peer's run; ours have a tenth of it"
+    )
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=[*PEERS, *TORCH_PEERS])
     parser.add_argument("--out", type=Path, default=Path("results"))
     options = parser.parse_args()
     split = hyperopt.load("a8a")
     if set(options.peers) & set(TORCH_PEERS):
-        print(f"the gradients of PyTorch and JAX are {check_torch(split):.1e} apart", flush=True)
+        print(f"the gradients of PyTorch and JAX differ by {check_torch(split):.1e}", flush=True)
     problem, x0, y0 = hyperopt.problem(split, BLOCKS)
-    tracks = [run_ours(problem, x0, y0, numbers, options.seconds / 10) for numbers in OUR_STEPS]
+    tracks = [run_ours(problem, x0, y0, rates, options.seconds / 10) for rates in OUR_STEPS]
     for name in options.peers:
         if name in TORCH_PEERS:
             tracks += run_torch(split, name, options.seconds)

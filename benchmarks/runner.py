@@ -1,12 +1,12 @@
-"""What the runner costs: the time that everything switched on takes, and memory over a million steps.
+"""The cost of `minimize` around the steps: time with all features on, and memory over a million steps.
 
-`python -m benchmarks.runner overhead` runs BSVRB v2 on a8a (m = 100, I = 10, B = 32; generated rows of its
-shape with BILEVAX_DATA unset) bare, and with a metric, a history of 100 entries, a JSON-lines log,
-TensorBoard, progress lines and a checkpoint every ten seconds; in turns, and reports the ratio of the best
-times.
+`python -m benchmarks.runner overhead` runs BSVRB v2 on a8a (m = 100, I = 10, B = 32; generated rows of the
+same shape if BILEVAX_DATA is unset), once bare, and once with a metric, a history of 100 entries, a log in
+JSON lines, TensorBoard, progress lines and a checkpoint every ten seconds. It alternates between the two and
+reports the ratio of the best times.
 
 `python -m benchmarks.runner soak` takes a million steps with metrics, history, log and 100 checkpoints, and
-reports by how much resident memory grows after the first tenth.
+reports the growth of resident memory after the first tenth.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import bilevax as bx
 from benchmarks import hyperopt
 
 SOLVER = bx.BSVRBv2(upper_step=0.1)
-PLAN = {"blocks_per_step": 10, "batch_size": 32, "key": jax.random.key(0)}
+ARGUMENTS = {"blocks_per_step": 10, "batch_size": 32, "key": jax.random.key(0)}
 
 
 def resident() -> float:
@@ -48,7 +48,7 @@ def everything(folder: str, steps: int) -> dict:
 
 
 def overhead(steps: int, turns: int) -> dict[str, float]:
-    """Seconds of a bare run and of one with everything, the best of several turns."""
+    """Seconds of a bare run and of one with all features, the best of several turns."""
     problem, x0, y0 = hyperopt.problem(hyperopt.load("a8a"))
     best = {"bare": np.inf, "everything": np.inf}
     for _ in range(turns):
@@ -58,7 +58,7 @@ def overhead(steps: int, turns: int) -> dict[str, float]:
                 if name == "everything":
                     options = everything(folder, steps)
                 began = time.perf_counter()
-                bx.minimize(problem, x0, y0, solver=SOLVER, steps=steps, **PLAN, **options)
+                bx.minimize(problem, x0, y0, solver=SOLVER, steps=steps, **ARGUMENTS, **options)
                 best[name] = min(best[name], time.perf_counter() - began)
     return best | {"ratio": best["everything"] / best["bare"], "steps": steps, "turns": turns}
 
@@ -95,7 +95,7 @@ def soak(steps: int) -> dict[str, float]:
             log=Path(folder) / "log.jsonl",
             progress=None,
             checkpoint=bx.Checkpoint(Path(folder) / "run", steps=steps // 100),
-            **PLAN,
+            **ARGUMENTS,
         )
         seconds = time.perf_counter() - began
     tenth = seen[len(seen) // 10 - 1]

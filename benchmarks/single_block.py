@@ -1,22 +1,22 @@
-"""One block: the methods against each other on three finite problems, by seconds and by passes over the data.
+"""One block: compares methods on three finite problems, by seconds and by passes over the data.
 
     python -m benchmarks.single_block a8a w8a mnist --seconds 6 --out results
 
-a8a, w8a: a strength of l2 regularisation per feature, of logistic regression,
+a8a, w8a: a strength of l2 regularisation per feature, for logistic regression,
 
     min_x h(x) = mean over a8a.t of softplus(−label row·y(x)),
     y(x) = argmin_y mean over a8a of softplus(−label row·y) + ½ Σ_j exp(x_j) y_j²
 
-mnist: a weight per row of 20,000 training rows, half of whose labels are wrong, of softmax regression,
+mnist: a weight for each of 20,000 training rows, half of whose labels are wrong, for softmax regression,
 
     min_x h(x) = mean over 5,000 clean rows of the cross-entropy of y(x),
     y(x) = argmin_y mean over the rows of sigmoid(x_j) cross-entropy_j + ½ 0.01 ‖y‖²
 
-The gap is (h(x) − h*)/(h(x₀) − h*). h is computed exactly (y(x) is solved for, outside the clock), h* is the
-least value seen: by L-BFGS on h with exact gradients (a8a, w8a), and by any run. Steps are chosen for every
-method by the same search, with a part of the time, on another seed than those reported.
+The gap is (h(x) − h*)/(h(x₀) − h*). h is computed exactly, by solving for y(x) outside the measured time. h*
+is the smallest value of all runs and, for a8a and w8a, of L-BFGS on h with exact gradients. The steps of
+every method are chosen by the same search, in shorter runs on another seed.
 
-Data: the folder BILEVAX_DATA, with libsvm/a8a, a8a.t, w8a, w8a.t and mnist.npz.
+Data: the folder BILEVAX_DATA, with libsvm/a8a, a8a.t, w8a, w8a.t, and mnist.npz.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ METHODS: dict[str, Callable[..., Any]] = {
     "RSVRB": bx.RSVRB,
 }
 TRACKS_MATRICES = {"BSVRBv1", "KSONG", "RSVRB"}
-MOST_MATRIX = 500  # d_y up to which methods that track d_y × d_y matrices are run
-MARKS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)  # of the time: when x is noted down
+MOST_MATRIX = 500  # the largest d_y for methods that track d_y × d_y matrices
+MARKS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)  # the shares of the time at which x is recorded
 
 
 def inside(lowest: Any, highest: Any) -> optax.GradientTransformation:
-    """Keeps every x_j between two numbers; see `Case.box`."""
+    """Keeps every x_j between two bounds; see `Case.box`."""
     return optax.stateless(
         lambda updates, x: jax.tree.map(lambda u, x: jnp.clip(x + u, lowest, highest) - x, updates, x)
     )
@@ -69,7 +69,7 @@ def _plain(learning_rate: Any, lowest: Any, highest: Any) -> optax.GradientTrans
 
 
 def _decay(step: Any) -> Any:
-    """Adam's steps do not shrink with the gradient: they need a schedule."""
+    """A schedule for Adam, whose steps do not shrink with the gradient."""
     return (1 + step / 20_000) ** -0.5
 
 
@@ -78,7 +78,7 @@ def _adam(learning_rate: Any, lowest: Any, highest: Any) -> optax.GradientTransf
     return optax.chain(scheduled, inside(lowest, highest))
 
 
-# Plain steps, and Adam; their numbers are in the state, so that all settings are one program.
+# Plain steps, and Adam. Their hyper-parameters are in the state, so that all share one compiled program.
 UPPER = [
     optax.inject_hyperparams(kind)(learning_rate=1.0, lowest=0.0, highest=0.0) for kind in (_plain, _adam)
 ]
@@ -86,7 +86,7 @@ UPPER = [
 
 @dataclasses.dataclass
 class Run:
-    """Where a run was at some times."""
+    """x and y of a run at some times."""
 
     seconds: list[float]
     steps: list[int]
@@ -96,7 +96,7 @@ class Run:
 
 
 def skipped(method: str, case: Case) -> str | None:
-    """Why a method is not run; None if it is."""
+    """Why a method is skipped; None if it is run."""
     d_y = sum(leaf[0].size for leaf in jax.tree.leaves(case.y0))
     if method in TRACKS_MATRICES and d_y > MOST_MATRIX:
         return f"tracks a {d_y} × {d_y} matrix"
@@ -104,13 +104,13 @@ def skipped(method: str, case: Case) -> str | None:
 
 
 def make(method: str, lower_step: float, upper_step: float, adam: bool) -> tuple[Any, float]:
-    """A solver, whose inverse step is its lower one; and its upper step, which is part of its state."""
+    """A solver whose inverse step equals its lower step; and its upper step, which belongs to its state."""
     options = {"beta": 0.01} if method == "RSVRB" else {}
     return METHODS[method](UPPER[adam], lower_step=lower_step, **options), upper_step
 
 
 def run(case: Case, made: tuple[Any, float], seconds: float, seed: int, clock: Callable[[], float]) -> Run:
-    """Runs for some time, compilation and the first pass left out of it but its passes counted."""
+    """Runs for some time, without compilation and initialisation; passes include those of initialisation."""
     solver, upper_step = made
     state = compiled_start(
         solver,
@@ -120,8 +120,8 @@ def run(case: Case, made: tuple[Any, float], seconds: float, seed: int, clock: C
         bx.Sampling(batch_size=BATCH).sampler(case.problem, jax.random.key(seed)),
     )
     lowest, highest = case.box(solver.lower_step)
-    numbers = {"learning_rate": upper_step, "lowest": lowest, "highest": highest}
-    state.optimizer.hyperparams.update({n: jnp.asarray(v, jnp.float32) for n, v in numbers.items()})
+    hyperparameters = {"learning_rate": upper_step, "lowest": lowest, "highest": highest}
+    state.optimizer.hyperparams.update({n: jnp.asarray(v, jnp.float32) for n, v in hyperparameters.items()})
     inputs = (numbers_as_arrays(solver), case.problem)
     state, _ = compiled_chunk(inputs, state, 0)
     state = jax.block_until_ready(state)
@@ -144,7 +144,7 @@ def run(case: Case, made: tuple[Any, float], seconds: float, seed: int, clock: C
 
 
 def passes(case: Case, solver: bx.AbstractSolver, state: bx.State) -> float:
-    """How often all rows have been looked at: rows drawn, times the points at which they are."""
+    """Passes over all rows: rows drawn, times the points at which they are evaluated."""
     steps = int(state.step)
     drawn = solver.count_oracles(case.problem, state.sampler, steps)
     one_point = isinstance(solver, bx.Recipe) and not solver.corrected
@@ -153,7 +153,7 @@ def passes(case: Case, solver: bx.AbstractSolver, state: bx.State) -> float:
 
 
 def tune(case: Case, method: str, seconds: float, clock: Callable[[], float]) -> tuple[dict, list[dict]]:
-    """The steps with the least h after some time, of a grid; and all that were tried."""
+    """The point of a grid of steps with the smallest h after some time; and all points."""
     tried = []
     for adam, lower_step in itertools.product((False, True), case.lower_steps):
         for upper_step in case.adam_steps if adam else case.upper_steps:
@@ -165,7 +165,7 @@ def tune(case: Case, method: str, seconds: float, clock: Callable[[], float]) ->
 
 
 def measure(case: Case, method: str, options: argparse.Namespace, clock: Callable[[], float]) -> dict:
-    """A method's best setting, and h over time of some seeds."""
+    """The best steps of a method, and h over time for several seeds."""
     setting, tried = tune(case, method, options.tune_seconds, clock)
     chosen = {name: setting[name] for name in ("upper_step", "lower_step", "adam")}
     runs = []
@@ -177,7 +177,7 @@ def measure(case: Case, method: str, options: argparse.Namespace, clock: Callabl
 
 
 def table(name: str, record: dict) -> list[str]:
-    """Markdown: the gap by seconds, median over the seeds, and by passes at the end."""
+    """Markdown: the gap over seconds, as the median over seeds, and the passes at the end."""
     start, least = record["start"], record["least"]
     lines = [f"## {name}", "", f"h(x₀) = {start:.6f}, h* = {least:.6f}", ""]
     marks = [f"{mark * record['seconds']:.2g} s" for mark in MARKS]
@@ -207,12 +207,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("cases", nargs="*", default=[*CASES], choices=[*CASES, []])
     parser.add_argument("--methods", nargs="*", default=[*METHODS], choices=METHODS)
-    parser.add_argument("--seconds", type=float, default=6.0, help="of every run that is reported")
-    parser.add_argument("--tune-seconds", type=float, default=1.0, help="of every run of the search")
+    parser.add_argument("--seconds", type=float, default=6.0, help="duration of the reported runs")
+    parser.add_argument("--tune-seconds", type=float, default=1.0, help="duration of the runs of the search")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument(
         "--clock", choices=("wall", "cpu"), default="wall",
-        help="cpu: processor time of all threads, for a machine with other work to do",
+        help="cpu: processor time of all threads, for a busy machine",
     )  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("results"))
     options = parser.parse_args(arguments)
@@ -226,7 +226,7 @@ def main(arguments: list[str] | None = None) -> None:
         try:
             case = CASES[name](Path(os.environ.get("BILEVAX_DATA", "data")))
         except FileNotFoundError as error:
-            print(f"{name} is skipped: {error}. BILEVAX_DATA names the folder of the data.")
+            print(f"skipped {name}: {error}. Set BILEVAX_DATA to the folder of the data.")
             continue
         record: dict[str, Any] = {"seconds": options.seconds, "clock": options.clock, "methods": {}}
         for method in options.methods:

@@ -27,12 +27,12 @@ class Case:
     """A problem with one block.
 
     Attributes:
-      problem: for the methods.
-      x0, y0: where they start.
-      value: h(x) = f(x, y(x)), given where to start looking for y(x).
+      problem: the problem.
+      x0, y0: the start.
+      value: h(x) = f(x, y(x)), from x and a start for solving for y(x).
       least: a deterministic estimate of min h; infinite if there is none.
-      box: the least and the largest x_j that runs with some lower step are allowed.
-      upper_steps, adam_steps, lower_steps: what is searched.
+      box: bounds on x_j, from the lower step.
+      upper_steps, adam_steps, lower_steps: the grid of the search.
     """
 
     problem: bx.Problem
@@ -59,7 +59,7 @@ def _lower(x, y, block, batch):
 
 
 class Regularised:
-    """h and its gradient in float64, by Newton's method on sparse rows."""
+    """h and its gradient in float64, by Newton's method with sparse rows."""
 
     def __init__(self, rows: Any, labels: np.ndarray, held: Any, held_labels: np.ndarray):
         self.signed: Any = sp.csr_matrix(sp.diags(labels) @ rows)
@@ -67,7 +67,7 @@ class Regularised:
         self.last = np.zeros(rows.shape[1])
 
     def solve(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """y(x), and the Hessian there."""
+        """y(x), and the Hessian at it."""
         count, strength = self.signed.shape[0], np.exp(np.asarray(x, float))
         for _ in range(100):
             p = expit(-(self.signed @ y))
@@ -99,7 +99,7 @@ class Regularised:
 
     @functools.cached_property
     def least(self) -> float:
-        """The value at which L-BFGS on h ends, from x = 0."""
+        """The value that L-BFGS on h reaches from x = 0."""
         found = minimize(
             self.value_and_gradient, np.zeros(self.signed.shape[1]), jac=True, method="L-BFGS-B",
             bounds=[(-25, 25)] * self.signed.shape[1],
@@ -109,7 +109,7 @@ class Regularised:
 
 
 def _box(lower_step: float) -> tuple[float, float]:
-    """From a strength of exp(−12), which is none, to one at which τ exp(x_j) = 0.3, so that τ is stable."""
+    """Strengths from exp(−12), practically zero, to 0.3/τ, so that the lower step τ is stable."""
     return -12.0, float(np.log(0.3 / lower_step))
 
 
@@ -148,7 +148,7 @@ def _weighted_lower(x, y, block, batch):
 
 
 class Weighted:
-    """h by L-BFGS on y."""
+    """h, with y(x) by L-BFGS."""
 
     def __init__(self, rows: np.ndarray, labels: np.ndarray, held: np.ndarray, held_labels: np.ndarray):
         self.rows, self.held, self.held_labels = rows, held, held_labels

@@ -1,8 +1,8 @@
 """Speed-up in blocks (I) and rows (B): steps, and seconds, until the mean of ‖∇F‖² is at most ε².
 
-`python -m benchmarks.speedup` runs BSVRB v2 with parameters by Theorem 1 and one constant for all sizes, on
-quadratic blocks with exact ∇F. Steps are counted over seeds side by side; the time of a step is that of a
-single run. Each is divided into that of the smallest size, beside the theorem's m/(I√I) + m/(I√B).
+`python -m benchmarks.speedup` runs BSVRB v2 on quadratic blocks with exact ∇F. The parameters follow Theorem
+1, with one constant for all sizes. Steps are the mean over seeds side by side; the time of a step is that of
+a single run. Speed-ups are relative to the smallest size; the theorem's follow from m/(I√I) + m/(I√B).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ FIELDS = {"I": ("blocks_per_step",), "B": ("batch_size",), "I = B": ("blocks_per
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What one I and B need.
+    """The steps and the time for one I and B.
 
     Attributes:
-      steps: until the mean of ‖∇F‖² is at most ε², the mean over seeds; infinite where one did not get there.
-      microseconds: of a step.
+      steps: until the mean of ‖∇F‖² is at most ε²; the mean over seeds, infinite if one did not reach it.
+      microseconds: time of a step.
       theory: the theorem's steps, up to a factor.
     """
 
@@ -52,30 +52,24 @@ class Row:
         return self.steps * self.microseconds * 1e-6
 
 
-def measure(varied: str, sampling: Sizes, epsilon: float, seeds: int, most: int) -> Row:
-    """Steps, and time per step, of one size."""
+def measure(varied: str, sizes: Sizes, epsilon: float, seeds: int, most: int) -> Row:
+    """Steps and time per step for one size."""
     family = make_family(False, BLOCKS, DIMENSION, ROWS, COPIES)
-    solver = METHOD.make(CONSTANT, epsilon, sampling, family.constants)
-    plan = make_task(family, sampling, initial_rows(epsilon))
+    solver = METHOD.make(CONSTANT, epsilon, sizes, family.constants)
+    task = make_task(family, sizes, initial_rows(epsilon))
     keys = jax.random.split(jax.random.key(7), seeds)
     squared = Truth.of(family).squared_gradient
-    reached = lanes.steps_until(plan, [solver], keys, squared, epsilon**2, most).steps.mean()
-    theory = complexity(epsilon, sampling.blocks, sampling.blocks_per_step, sampling.batch_size)
-    sizes = sampling.blocks_per_step, sampling.batch_size
-    return Row(varied, *sizes, float(reached), 1e6 * time_of_step(plan, solver), theory)
+    reached = lanes.steps_until(task, [solver], keys, squared, epsilon**2, most).steps.mean()
+    theory = complexity(epsilon, sizes.blocks, sizes.blocks_per_step, sizes.batch_size)
+    microseconds = 1e6 * time_of_step(task, solver)
+    return Row(varied, sizes.blocks_per_step, sizes.batch_size, float(reached), microseconds, theory)
 
 
-def time_of_step(plan: Any, solver: Any, steps: int = 4000, turns: int = 5) -> float:
-    """The least time per step of a single run."""
-    inputs = (numbers_as_arrays(solver), plan.problem)
-    state = compiled_start(
-        *inputs,
-        plan.x0,
-        plan.y0,
-        dataclasses.replace(plan.sampling, shuffle=False, initial_batch_size=None).sampler(
-            inputs[1], jax.random.key(0)
-        ),
-    )
+def time_of_step(task: lanes.Task, solver: Any, steps: int = 4000, turns: int = 5) -> float:
+    """The best time per step of a single run."""
+    inputs = (numbers_as_arrays(solver), task.problem)
+    drawn = dataclasses.replace(task.sampling, initial_batch_size=None)
+    state = compiled_start(*inputs, task.x0, task.y0, drawn.sampler(inputs[1], jax.random.key(0)))
     state, _ = compiled_chunk(inputs, state, 32)
     best = np.inf
     for _ in range(turns):
@@ -88,7 +82,7 @@ def time_of_step(plan: Any, solver: Any, steps: int = 4000, turns: int = 5) -> f
 
 
 def markdown(rows: list[Row]) -> str:
-    """A table with the speed-ups against the first row of each group."""
+    """A table with speed-ups relative to the first row of each group."""
     lines = [
         "| varied | I | B | steps | µs per step | seconds | speed-up in steps | theory | in seconds |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -105,7 +99,7 @@ def markdown(rows: list[Row]) -> str:
 
 
 def plot(rows: list[Row], path: Path) -> None:
-    """Steps with the theorem's, and seconds, over each size."""
+    """Plots steps, with the theorem's, and seconds over each size."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
@@ -128,14 +122,14 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--epsilon", type=float, default=0.1)
     parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--most", type=int, default=1_000_000, help="the most steps of a run")
+    parser.add_argument("--most", type=int, default=1_000_000, help="maximum number of steps of a run")
     parser.add_argument("--out", type=Path, default=Path("results"))
     options = parser.parse_args()
     rows = []
     for varied, fields in FIELDS.items():
         for size in options.sizes:
-            sampling = dataclasses.replace(BASE, **dict.fromkeys(fields, size))
-            rows.append(measure(varied, sampling, options.epsilon, options.seeds, options.most))
+            sizes = dataclasses.replace(BASE, **dict.fromkeys(fields, size))
+            rows.append(measure(varied, sizes, options.epsilon, options.seeds, options.most))
             print(rows[-1], flush=True)
     note = (
         f"BSVRB v2, m = {BASE.blocks}, ε = {options.epsilon}, {options.seeds} seeds, c = {CONSTANT}; I = "

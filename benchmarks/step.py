@@ -1,8 +1,8 @@
-"""Time per step on a8a and w8a (m = 100, I = 10, B = 32), beside a kernel written for this one problem.
+"""Time per step on a8a and w8a (m = 100, I = 10, B = 32), compared with a hand-written kernel.
 
-`python -m benchmarks.step` times every method and the sparse one-core numba kernel in turns, within one
-process, and reports the best of several turns; compilation is timed apart. With BILEVAX_DATA unset it
-runs on generated rows of the same shape, and says so.
+`python -m benchmarks.step` alternates between every method and the sparse one-core numba kernel within one
+process, and reports the best of several turns; compilation is timed separately. If BILEVAX_DATA is unset, it
+uses generated rows of the same shape, and says so.
 """
 
 from __future__ import annotations
@@ -29,46 +29,48 @@ TARGETS = {
 }
 
 
-class Kernel:
-    """The kernel, ready to run chunks of steps."""
+class CompiledKernel:
+    """The kernel, compiled, with its state."""
 
-    def __init__(self, split: hyperopt.Split):
+    def __init__(self, split: hyperopt.SparseSplit):
         chance = BLOCKS_PER_STEP / BLOCKS
         gamma = (1 / chance - 1) / 0.9 + 0.9
-        self.settings = kernel.Settings(
+        self.coefficients = kernel.Coefficients(
             0.1, 0.02, 0.02, 0.1, 0.1, gamma, hyperopt.REGULARIZATION, BLOCKS_PER_STEP, BATCH
         )
         self.train = kernel.as_rows(split.train, split.labels)
         self.held = kernel.as_rows(split.held, split.held_labels)
-        self.state = kernel.start(self.train, split.train.shape[1], BLOCKS, self.settings)
+        self.state = kernel.start(self.train, split.train.shape[1], BLOCKS, self.coefficients)
         began = time.perf_counter()
-        self.run(1)
+        self.advance(1)
         self.compile_seconds = time.perf_counter() - began
 
-    def run(self, steps: int) -> None:
-        kernel.run(self.state, self.settings, self.train, self.held, hyperopt.temperatures(BLOCKS), steps)
+    def advance(self, steps: int) -> None:
+        """Takes steps."""
+        temperatures = hyperopt.temperatures(BLOCKS)
+        kernel.advance(self.state, self.coefficients, self.train, self.held, temperatures, steps)
 
 
 def measure(data: str, methods: list[str], turns: int) -> dict[str, dict[str, float]]:
-    """Best seconds per step of everything, in turns."""
+    """The best time per step of the kernel and the methods, measured in turns."""
     split = hyperopt.load(data)
-    runners: dict[str, Any] = {"kernel": Kernel(split)}
+    compiled: dict[str, Any] = {"kernel": CompiledKernel(split)}
     for name in methods:
         solver = METHODS[name](upper_step=0.1)
-        runners[name] = hyperopt.Steps(solver, split, BLOCKS, BLOCKS_PER_STEP, BATCH)
-    best = dict.fromkeys(runners, float("inf"))
+        compiled[name] = hyperopt.CompiledSteps(solver, split, BLOCKS, BLOCKS_PER_STEP, BATCH)
+    best = dict.fromkeys(compiled, float("inf"))
     for _ in range(turns):
-        for name, runner in runners.items():
+        for name, one in compiled.items():
             began = time.perf_counter()
-            runner.run(STEPS[name])
+            one.advance(STEPS[name])
             best[name] = min(best[name], (time.perf_counter() - began) / STEPS[name])
     return {
-        n: {"microseconds": 1e6 * best[n], "compile_seconds": r.compile_seconds} for n, r in runners.items()
+        n: {"microseconds": 1e6 * best[n], "compile_seconds": r.compile_seconds} for n, r in compiled.items()
     }
 
 
 def markdown(results: dict[str, dict[str, dict[str, float]]]) -> str:
-    """The results as a table, and the ratios that have a target."""
+    """A table of results, then the ratios that have a target."""
     lines = [
         "| data | method | µs per step | ratio to kernel | compile s |",
         "| --- | --- | --- | --- | --- |",
@@ -96,7 +98,7 @@ def main() -> None:
     options = parser.parse_args()
     results = {}
     for data in options.data:
-        # The Jacobians of RSVRB on w8a take 4.8 GB: one method at a time keeps memory low.
+        # RSVRB's Jacobians on w8a take 4.8 GB: it runs by itself.
         methods = [name for name in options.methods if (name, data) != ("RSVRB", "w8a")]
         results[data] = measure(data, methods, options.turns)
         if len(methods) < len(options.methods):

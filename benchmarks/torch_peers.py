@@ -1,15 +1,15 @@
-"""Peers of `benchmarks.peers` in PyTorch: implicit differentiation by TorchOpt, and through steps.
+"""Peers of `benchmarks.peers` in PyTorch: implicit differentiation with TorchOpt, and unrolling.
 
-The problem and the clock are the same. A step takes 10 blocks, side by side in one matrix:
+The problem and the timing are the same. A step takes 10 blocks, side by side in one matrix:
 
-- "torch-blocks": lower problems by L-BFGS from where the last solve ended, all rows; F differentiated
-  through the solutions by TorchOpt's `custom_root`, the linear system solved by conjugate gradients;
-- "torch-mini-batch": that, with 2,048 training rows and 512 validation rows, and solved more coarsely;
-- "torch-unrolled": 10 steps of TorchOpt's SGD with momentum, all rows; F differentiated through them.
+- "torch-blocks": lower problems by warm-started L-BFGS on all rows; F is differentiated through the solutions
+  by TorchOpt's `custom_root`, which solves the linear system by conjugate gradients;
+- "torch-mini-batch": the same with 2,048 training rows and 512 validation rows, and looser tolerances;
+- "torch-unrolled": 10 steps of TorchOpt's SGD with momentum on all rows; F is differentiated through them.
 
-x is moved by TorchOpt's Adam. Every run takes one thread or all, whichever makes its first steps faster: on a
-busy machine all can be much slower than one. betty is not here, as its releases either have metadata that pip
-refuses (`torch>=1.6.*`) or want a Python before 3.11.
+TorchOpt's Adam updates x. Every run uses one thread or all, whichever is faster in its first steps: on a busy
+machine all can be much slower than one. betty is missing because its releases either have metadata that pip
+rejects (`torch>=1.6.*`) or need a Python before 3.11.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ try:
 except ImportError as error:
     raise ImportError('the PyTorch peers need torch and torchopt: pip install "bilevax[torch]"') from error
 
-warnings.filterwarnings(
-    "ignore", "We've integrated functorch", FutureWarning
-)  # TorchOpt calls it by its old name
+warnings.filterwarnings("ignore", "We've integrated functorch", FutureWarning)  # TorchOpt uses its old name
 
 BLOCKS_PER_STEP = 10
 THREADS = torch.get_num_threads()
@@ -53,7 +51,7 @@ class Data(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """What a step looks at: temperatures, training rows and their places in x, validation rows."""
+    """The data of a step: temperatures, training rows and their indices in x, validation rows."""
 
     temperature: Tensor
     row: Tensor
@@ -64,7 +62,7 @@ class Sample(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """One way to do it: rows in a step (None: all), settings to try, and how to solve with one of them."""
+    """A peer: rows per step (None: all), the settings to try, and the lower solver."""
 
     rows: int | None
     held_rows: int | None
@@ -72,13 +70,13 @@ class Peer(NamedTuple):
     solve: Callable[..., Tensor]
 
 
-def tensors(split: hyperopt.Split, blocks: int) -> Data:
+def tensors(split: hyperopt.SparseSplit, blocks: int) -> Data:
     arrays = (split.train.toarray(), split.labels, split.held.toarray(), split.held_labels)
     return Data._make(torch.from_numpy(array) for array in (*arrays, hyperopt.temperatures(blocks)))
 
 
 def lower(y: Tensor, x: Tensor, temperature: Tensor, row: Tensor, label: Tensor) -> Tensor:
-    """The lower functions of some blocks, added; x of the given rows only."""
+    """The sum of the lower functions of some blocks; x holds the entries of the given rows."""
     loss = softplus(-label * (y @ row.T) / temperature[:, None])
     decay = 0.5 * hyperopt.REGULARIZATION * torch.sum(y * y)
     return torch.sum(torch.mean(torch.sigmoid(x) * loss, 1)) + decay
@@ -90,7 +88,7 @@ def upper(y: Tensor, sample: Sample) -> Tensor:
 
 
 def descend(iterations: int, y: Tensor, *arguments: Tensor) -> Tensor:
-    """Lower solutions by L-BFGS, all blocks as one function."""
+    """Lower solutions by L-BFGS on the sum over blocks."""
     y = y.detach().clone().requires_grad_()
     constants = [argument.detach() for argument in arguments]
     optimizer = torch.optim.LBFGS(
@@ -107,7 +105,7 @@ def descend(iterations: int, y: Tensor, *arguments: Tensor) -> Tensor:
 
 
 def implicit(y: Tensor, x: Tensor, sample: Sample, iterations: int, tolerance: float) -> Tensor:
-    """Lower solutions that know their derivatives by the implicit function theorem."""
+    """Lower solutions, differentiable by the implicit function theorem."""
 
     def found(y: Tensor, x: Tensor, temperature: Tensor, row: Tensor, label: Tensor) -> Tensor:
         return descend(iterations, y, x, temperature, row, label)
@@ -118,7 +116,7 @@ def implicit(y: Tensor, x: Tensor, sample: Sample, iterations: int, tolerance: f
 
 
 def unrolled(y: Tensor, x: Tensor, sample: Sample, rate: float, steps: int) -> Tensor:
-    """Some steps towards the lower solutions, that know their derivatives by the chain rule."""
+    """Some steps towards the lower solutions, differentiable by the chain rule."""
     arguments = (x[sample.places], sample.temperature, sample.row, sample.label)
     optimizer = torchopt.sgd(rate, momentum=0.9)
     y = y.detach().requires_grad_()
@@ -142,15 +140,15 @@ PEERS = {
 
 
 def gradient(solve: Callable[..., Tensor], x: Tensor, y: Tensor, sample: Sample) -> tuple[Tensor, Tensor]:
-    """That of the blocks' mean upper function, and what was found for y."""
+    """The gradient of the blocks' mean upper function, and their lower solutions."""
     x = x.detach().requires_grad_()
     found = solve(y, x, sample)
     (slope,) = torch.autograd.grad(upper(found, sample), x)
     return slope, found.detach()
 
 
-def exact_gradient(split: hyperopt.Split, x: np.ndarray, count: int) -> np.ndarray:
-    """∇F at x for the first `count` blocks, all rows, with lower problems and linear systems solved well."""
+def exact_gradient(split: hyperopt.SparseSplit, x: np.ndarray, count: int) -> np.ndarray:
+    """∇F at x for the first `count` blocks on all rows, with accurate lower and linear solves."""
     data = tensors(split, count)
     sample = Sample(data.temperature, data.row, data.label, slice(None), data.held_row, data.held_label)
     solve = functools.partial(implicit, iterations=300, tolerance=1e-6)
@@ -158,7 +156,7 @@ def exact_gradient(split: hyperopt.Split, x: np.ndarray, count: int) -> np.ndarr
 
 
 def draw(data: Data, peer: Peer, seed: int) -> tuple[Tensor, Sample]:
-    """A step's blocks, and what it looks at."""
+    """The blocks and the data of a step."""
     dice = torch.Generator().manual_seed(seed)
 
     def some(total: int, size: int | None) -> Tensor | slice:
@@ -171,7 +169,7 @@ def draw(data: Data, peer: Peer, seed: int) -> tuple[Tensor, Sample]:
 
 
 def use_best_threads(start: Callable[[], Any], step: Callable[[Any, int], Any], steps: int = 5) -> int:
-    """Sets one thread or all, by the time of some steps; returns how many."""
+    """Sets one thread or all, whichever takes some steps faster; returns the number of threads."""
     seconds = {}
     for threads in (1, THREADS):
         torch.set_num_threads(threads)
@@ -185,10 +183,10 @@ def use_best_threads(start: Callable[[], Any], step: Callable[[Any, int], Any], 
     return best
 
 
-def run(split: hyperopt.Split, count: int, name: str, numbers: tuple[float, ...], budget: float) -> Track:
-    """One of the peers, with a step for Adam and, if it is unrolled, one for SGD."""
+def run(split: hyperopt.SparseSplit, count: int, name: str, rates: tuple[float, ...], budget: float) -> Track:
+    """Runs a peer with a rate for Adam and, if it is unrolled, one for SGD."""
     data, peer = tensors(split, count), PEERS[name]
-    rate, *rest = numbers
+    rate, *rest = rates
     solve = functools.partial(peer.solve, rate=rest[0]) if rest else peer.solve
     optimizer = torchopt.adam(rate)
 
@@ -206,5 +204,5 @@ def run(split: hyperopt.Split, count: int, name: str, numbers: tuple[float, ...]
         return x, y.index_copy(0, blocks, found), moments
 
     threads = use_best_threads(start, step)
-    named = ", ".join(f"{what} {value:g}" for what, value in zip(("Adam", "SGD"), numbers, strict=False))
+    named = ", ".join(f"{what} {value:g}" for what, value in zip(("Adam", "SGD"), rates, strict=False))
     return follow(name, f"{named}; threads: {threads}", start, step, range(100_000), budget)

@@ -1,4 +1,4 @@
-"""Where x was, after how many seconds: one run of one method, and the clock it is run by."""
+"""The track of a run, x over seconds, and a loop that records it."""
 
 from __future__ import annotations
 
@@ -12,41 +12,48 @@ import numpy as np
 
 @dataclasses.dataclass
 class Track:
-    """One run: where x was, after how many seconds."""
+    """x over seconds in one run.
+
+    Attributes:
+      method, settings: the names of the method and of its hyper-parameters.
+      seconds, xs: times, without compilation, and x at them.
+      compile_seconds: time to compile.
+      losses: F at each x, filled in afterwards.
+    """
 
     method: str
-    numbers: str
+    settings: str
     seconds: list[float]
     xs: list[np.ndarray]
     compile_seconds: float
     losses: list[float] = dataclasses.field(default_factory=list)
 
     def seconds_to(self, loss: float) -> float:
-        """When F was first as low as this; infinite if never."""
+        """The seconds until F was at most this value; infinite if it never was."""
         reached = [at for at, value in zip(self.seconds, self.losses, strict=True) if value <= loss]
         return reached[0] if reached else float("inf")
 
 
 def follow(
     method: str,
-    numbers: str,
+    settings: str,
     start: Callable[[], Any],
     step: Callable[[Any, Any], Any],
     draws: Any,
     budget: float,
 ) -> Track:
-    """Takes steps for a time, and notes x at times that grow by a factor.
+    """Takes steps for some time, and records x at times that grow by a factor.
 
     Args:
-      method, numbers: what the run is called.
-      start: the state before the first step; its first entry is x.
-      step: from a state and a draw to the next state, finished when it returns.
-      draws: a sequence, or an array of keys; what each step's randomness comes from.
-      budget: seconds, of steps alone.
+      method, settings: of the track.
+      start: makes the state before the first step; its first entry is x.
+      step: takes a state and a draw; returns the next state when it is computed.
+      draws: a sequence of seeds, or an array of keys: the randomness of each step.
+      budget: seconds of steps, without compilation.
     """
     began = time.perf_counter()
     step(start(), draws[0])  # compiles; its result is not used
-    track = Track(method, numbers, [], [], time.perf_counter() - began)
+    track = Track(method, settings, [], [], time.perf_counter() - began)
     state, spent, pause = start(), 0.0, 0.0
     for draw in draws:
         began = time.perf_counter()

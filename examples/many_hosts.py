@@ -1,18 +1,18 @@
-"""Thousands of ridge regressions that share their penalties, over all devices of one host or of several.
+"""Thousands of ridge regressions that share their penalties, on all devices of one or more hosts.
 
-Block i is a task with rows of its own and a weight vector y_i; x is the logarithm of one penalty per feature,
-chosen so that all tasks do well on their held-out rows. Blocks, rows and weights are split over the devices.
+Block i is a task with its own rows and a weight vector y_i; x holds the logarithm of one penalty per feature,
+learnt so that all tasks do well on their held-out rows. Blocks, rows and weights are split over the devices.
 
 One host, all of its devices:
 
     python examples/many_hosts.py
 
-Two hosts, one command on each (the first one is the coordinator, any free port):
+Two hosts, with one command on each (the first host is the coordinator; any free port will do):
 
     python examples/many_hosts.py --coordinator first.host:12345 --processes 2 --process 0
     python examples/many_hosts.py --coordinator first.host:12345 --processes 2 --process 1
 
-SLURM, which tells every process who it is (see docs/scaling.md):
+SLURM, which gives every process its number (see docs/scaling.md):
 
     srun python examples/many_hosts.py --cluster
 """
@@ -55,15 +55,17 @@ def make_problem(tasks: int, rows: int, features: int) -> bx.Problem:
 
 
 def main() -> None:
-    """Solves it, and says what came out."""
+    """Learns the penalties and prints the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--cluster", action="store_true", help="let JAX ask SLURM or MPI for its place")
+    parser.add_argument(
+        "--cluster", action="store_true", help="let JAX get its process number from SLURM or MPI"
+    )
     parser.add_argument("--coordinator", help="address and port of the first host")
     parser.add_argument("--processes", type=int)
     parser.add_argument("--process", type=int)
     parser.add_argument("--tasks", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--checkpoint", help="a folder that all hosts see")
+    parser.add_argument("--checkpoint", help="a folder that all hosts share")
     options = parser.parse_args()
     if options.cluster:
         jax.distributed.initialize()
@@ -76,14 +78,22 @@ def main() -> None:
     mesh = jax.make_mesh((devices,), ("blocks",))
     solver = bx.BSVRBv2(upper_step=0.5, alpha=0.5)
     x0, y0 = jnp.zeros(features), jnp.zeros((tasks, features))
-    plan = {"blocks_per_step": min(tasks, 64 * devices), "batch_size": 8, "mesh": mesh}
+    sampling = {"blocks_per_step": min(tasks, 64 * devices), "batch_size": 8}
     checkpoint = None if options.checkpoint is None else bx.Checkpoint(options.checkpoint, resume=True)
     key = jax.random.key(0)
-    estimate = bx.memory_estimate(problem, x0, y0, solver=solver, **plan)
+    estimate = bx.memory_estimate(problem, x0, y0, solver=solver, mesh=mesh, **sampling)
     if jax.process_index() == 0:
         print(estimate)
     result = bx.minimize(
-        problem, x0, y0, solver=solver, steps=options.steps, key=key, checkpoint=checkpoint, **plan
+        problem,
+        x0,
+        y0,
+        solver=solver,
+        steps=options.steps,
+        key=key,
+        checkpoint=checkpoint,
+        mesh=mesh,
+        **sampling,
     )
     if jax.process_index() == 0:
         losses = result.history["objective"]
