@@ -87,7 +87,7 @@ def test_choices_write_their_tables(tmp_path):
     grid = Grid((0.5,), (0.35,), (0.3,))
     options = ChoicesOptions(
         questions=("gamma", "output"), epsilon=0.6, grids=dict.fromkeys(QUESTIONS, grid),
-        copies=(1,), seeds=2, most=500, blocks=6, blocks_per_step=3, batch_size=8, dimension=2, rows=10,
+        copies=(1,), seeds=2, max_steps=500, blocks=6, blocks_per_step=3, batch_size=8, dimension=2, rows=10,
     )  # fmt: skip
     answers = choices.run(options, tmp_path)
     assert [answer.variant for answer in answers] == ["by the formula", "1 − α (STORM)", "0"]

@@ -120,7 +120,7 @@ def clean_losses(split: DigitsSplit, y: Array) -> np.ndarray:
     return np.logaddexp(0, -split.clean.label[:, None] * logits(split.clean, y)).mean(0)
 
 
-def learn(solver: Any, split: DigitsSplit, seed: int, steps: int) -> bx.Result:
+def learn(solver: bx.AbstractSolver, split: DigitsSplit, seed: int, steps: int) -> bx.Result:
     """Learns the weights with a solver; shows a progress bar."""
     return bx.minimize(
         make_problem(split),

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from bilevax.experiments.theorems import lanes
+from bilevax.experiments.theorems.base_options import TheoremOptions
 from bilevax.experiments.theorems.problems import initial_rows, make_family, make_task
 from bilevax.experiments.theorems.scalings import LOWER, UPPER, Sizes, variance_reduced
 from bilevax.experiments.theorems.truth import Truth
@@ -41,9 +42,9 @@ GRIDS = {
 QUESTIONS = tuple(GRIDS)
 
 
-@dataclasses.dataclass(frozen=True)
-class ChoicesOptions:
-    """The options of `bilevax reproduce choices`.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChoicesOptions(TheoremOptions):
+    """The options of `bilevax reproduce choices`, besides `TheoremOptions`.
 
     Attributes:
       questions: names from `QUESTIONS`.
@@ -52,12 +53,8 @@ class ChoicesOptions:
       grids: the grid of parameters, by question.
       copies: multiples of `blocks` for m, in the question "blocks". "gamma" uses the first and the third,
         "projection" the second, the others the first.
-      tuning_seeds: runs per point of the grid.
-      seeds: runs at the best point, with other keys.
-      seed: seed of the first of them.
-      most: maximum number of steps of a run at the smallest m; proportionally more for larger m.
-      blocks, blocks_per_step, batch_size: m, I, B.
-      dimension, rows: d_x = d_y, and rows per block.
+      tuning_seeds: runs per point of the grid; `seeds` are run at the best one.
+      max_steps: maximum number of steps of a run at the smallest m; proportionally more for larger m.
     """
 
     questions: tuple[str, ...] = QUESTIONS
@@ -66,14 +63,7 @@ class ChoicesOptions:
     grids: dict[str, Grid] = dataclasses.field(default_factory=lambda: dict(GRIDS))
     copies: tuple[int, ...] = (1, 2, 4, 8)
     tuning_seeds: int = 2
-    seeds: int = 8
-    seed: int = 0
-    most: int = 20_000
-    blocks: int = 20
-    blocks_per_step: int = 5
-    batch_size: int = 4
-    dimension: int = 5
-    rows: int = 100
+    max_steps: int = 20_000
 
     def __post_init__(self) -> None:
         for name in self.questions:
@@ -84,12 +74,12 @@ class ChoicesOptions:
         """A short check: one point of the grid, few seeds, two values of m and a large ε."""
         grids = {name: Grid((0.5,), (0.35,), (0.3,)) for name in GRIDS}
         return dataclasses.replace(
-            self, epsilon=0.4, start_epsilon=0.4, grids=grids, copies=(1, 2), seeds=2, most=2000
+            self, epsilon=0.4, start_epsilon=0.4, grids=grids, copies=(1, 2), seeds=2, max_steps=2000
         )
 
-    def sizes(self, copies: int) -> Sizes:
+    def sizes_with(self, copies: int) -> Sizes:
         """m, I and B, with `copies` of each block."""
-        return Sizes(self.blocks * copies, self.blocks_per_step, self.batch_size)
+        return dataclasses.replace(self.sizes, blocks=self.blocks * copies)
 
     def family(self, copies: int) -> QuadraticUpper:
         """The problem with `copies` of each block."""
@@ -140,7 +130,7 @@ def answer(
     Returns:
       The answer.
     """
-    family, sizes = family or options.family(copies), options.sizes(copies)
+    family, sizes = family or options.family(copies), options.sizes_with(copies)
     case = case or f"m/I = {1 / sizes.ratio:g}"
     print(f"{question}: {variant}, {case}")
     points = options.grids[question].points()
@@ -149,14 +139,15 @@ def answer(
         for c, up, low in points
     ]
     task = make_task(family, sizes, initial_rows(options.epsilon) if initial == "by ε" else initial)
-    squared, goal, most = Truth.of(family).squared_gradient, options.epsilon**2, options.most * copies
+    squared, goal = Truth.of(family).squared_gradient, options.epsilon**2
+    max_steps = options.max_steps * copies
     best = 0
     if len(solvers) > 1:
         keys = jax.random.split(jax.random.key(options.seed + 1000), options.tuning_seeds)
-        tuning = lanes.steps_until(task, solvers, keys, squared, goal, most, race=True).steps.mean(1)
+        tuning = lanes.steps_until(task, solvers, keys, squared, goal, max_steps, race=True).steps.mean(1)
         if not np.isfinite(tuning).any():
             return Answer(question, variant, case, np.full(options.seeds, np.inf), None)
         best = int(np.argmin(tuning))
     keys = jax.random.split(jax.random.key(options.seed), options.seeds)
-    steps = lanes.steps_until(task, [solvers[best]], keys, squared, goal, 3 * most).steps[0]
+    steps = lanes.steps_until(task, [solvers[best]], keys, squared, goal, 3 * max_steps).steps[0]
     return Answer(question, variant, case, steps, points[best])

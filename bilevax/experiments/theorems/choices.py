@@ -54,6 +54,5 @@ def _growth(answers: list[Answer], options: ChoicesOptions) -> Exponent:
         np.stack([one.steps for one in answers if one.variant == variant])
         for variant in ("sampled", "all, lazily")
     )
-    return fit_exponent(
-        np.array([1 / options.sizes(copies).ratio for copies in options.copies]), sampled / lazy
-    )
+    ratios = np.array([1 / options.sizes_with(copies).ratio for copies in options.copies])
+    return fit_exponent(ratios, sampled / lazy)

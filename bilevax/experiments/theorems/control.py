@@ -36,13 +36,13 @@ def measure(constants: dict[str, float], options: RatesOptions, report: Report) 
             print(f"control, {name}: ε = {epsilon}")
             # β, τ and η are ∝ c²ε². This c makes them ∝ ε, and keeps their tuned values at the first ε.
             c = constants[name] * math.sqrt(first / epsilon)
-            reached = steps_to_epsilon(METHODS[name], [c], epsilon, options, keys, options.control_most)
+            reached = steps_to_epsilon(METHODS[name], [c], epsilon, options, keys, options.control_max_steps)
             row[f"ε = {epsilon:g}"] = _cell(reached, epsilon)
         rows.append(row)
     if rows:
         note = (
             "The mean T if all seeds reached ε²; otherwise how many did, and the mean of ‖∇F‖²/ε² after "
-            f"{options.control_most} steps. At the first ε the parameters are the tuned ones."
+            f"{options.control_max_steps} steps. At the first ε the parameters are the tuned ones."
         )
         report.table("control", rows, "Moving averages with steps ∝ ε", note)
     return rows

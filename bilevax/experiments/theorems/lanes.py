@@ -77,7 +77,7 @@ def steps_until(
     keys: Array,
     measure: Measure,
     goal: float,
-    most: int,
+    max_steps: int,
     progress: bx.Progress | str | None = "auto",
     race: bool = False,
 ) -> Reached:
@@ -89,7 +89,7 @@ def steps_until(
       keys: random keys, one per seed.
       measure: a function of x, such as ‖∇F(x)‖². If it is a pytree, other arrays need no recompilation.
       goal: ε².
-      most: maximum number of steps of a run.
+      max_steps: maximum number of steps of a run.
       progress: as in `bilevax.minimize`.
       race: stop as soon as it is certain which solver has the smallest mean T; unfinished runs count as
         infinite.
@@ -106,11 +106,11 @@ def steps_until(
         )
 
     lanes = advance(lanes, 0)
-    display, chunk, done, seconds = bx.make_progress(progress, most), 16, 0, 0.0
+    display, chunk, done, seconds = bx.make_progress(progress, max_steps), 16, 0, 0.0
     with display:
-        while done < most and not _settled(np.asarray(lanes.reached), done, race):
+        while done < max_steps and not _settled(np.asarray(lanes.reached), done, race):
             tick, before = time.perf_counter(), done
-            lanes = advance(lanes, min(most, done + chunk))
+            lanes = advance(lanes, min(max_steps, done + chunk))
             done = int(lanes.state.step.max())
             elapsed = max(time.perf_counter() - tick, 1e-9)
             seconds += elapsed
@@ -173,7 +173,7 @@ def over_lanes(function: Callable[..., Any], axes: tuple[Any, ...]) -> Callable[
 
 @eqx.filter_jit
 def _start(solvers: Any, problem: bx.Problem, x0: Any, y0: Any, keys: Array, sampling: bx.Sampling) -> Lane:
-    def one(solver: Any, key: Array) -> Lane:
+    def one(solver: bx.AbstractSolver, key: Array) -> Lane:
         state = solver.init(problem, x0, y0, key=key, sampling=sampling)
         return Lane(
             state, CompensatedSum(jnp.zeros(()), jnp.zeros(())), jnp.zeros(()), jnp.zeros((), jnp.int32)
@@ -188,7 +188,7 @@ def _advance(
 ) -> Lane:
     """Advances all lanes to a step, or until all have reached the goal."""
 
-    def one(solver: Any, lane: Lane) -> Lane:
+    def one(solver: bx.AbstractSolver, lane: Lane) -> Lane:
         last = measure(lane.state.x)
         total = lane.total + last
         low = total.high <= goal * (lane.state.step + 1)
@@ -208,7 +208,7 @@ def _advance(
 def _observe(
     solvers: Any, problem: bx.Problem, observe: Callable[[bx.State], Any], states: bx.State, until: Array
 ) -> tuple[bx.State, dict[str, Array]]:
-    def one(solver: Any, state: bx.State) -> tuple[bx.State, dict[str, Array]]:
+    def one(solver: bx.AbstractSolver, state: bx.State) -> tuple[bx.State, dict[str, Array]]:
         state = jax.lax.fori_loop(
             0, until - state.step, lambda _, state: solver.step(problem, state)[0], state
         )

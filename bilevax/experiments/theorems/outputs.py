@@ -30,14 +30,16 @@ def measure(options: ChoicesOptions, report: Report) -> dict[str, np.ndarray]:
       By kind of output, one value per seed.
     """
     epsilon, copies = options.epsilon, options.copies[0]
-    family, sizes = options.family(copies), options.sizes(copies)
+    family, sizes = options.family(copies), options.sizes_with(copies)
     truth, task = Truth.of(family), make_task(family, sizes, initial_rows(epsilon))
     keys = jax.random.split(jax.random.key(options.seed), options.seeds)
     rows, last = [], {}
     for c in options.grids["output"].constants:
         print(f"output: c = {c}")
         solver = bx.BSVRBv2(**variance_reduced(c, epsilon, sizes, family.constants))
-        reached = lanes.steps_until(task, [solver], keys, truth.squared_gradient, epsilon**2, options.most)
+        reached = lanes.steps_until(
+            task, [solver], keys, truth.squared_gradient, epsilon**2, options.max_steps
+        )
         if not np.isfinite(reached.steps).all():
             continue
         steps = int(reached.steps.max())
@@ -65,7 +67,7 @@ class _Sums(eqx.Module):
 def _follow(
     solvers: Any, problem: bx.Problem, truth: Truth, states: bx.State, steps: Array
 ) -> dict[str, Array]:
-    def one(solver: Any, state: bx.State) -> dict[str, Array]:
+    def one(solver: bx.AbstractSolver, state: bx.State) -> dict[str, Array]:
         def body(t: Array, carry: tuple[bx.State, _Sums]) -> tuple[bx.State, _Sums]:
             state, sums = carry
             late = (2 * t >= steps).astype(state.x.dtype)

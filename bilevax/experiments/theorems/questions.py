@@ -22,7 +22,7 @@ def blocks(options: ChoicesOptions) -> list[Answer]:
     """Moving all blocks lazily, against moving only the sampled blocks: the claim of √(m/I)."""
     found = []
     for copies in options.copies:
-        ratio = options.sizes(copies).ratio
+        ratio = options.sizes_with(copies).ratio
 
         def sampled(coefficients: dict[str, float], ratio: float = ratio) -> Any:
             # A block that moves only when it is sampled takes one step where the others take m/I.
@@ -101,8 +101,8 @@ def projection(options: ChoicesOptions) -> list[Answer]:
 def start(options: ChoicesOptions) -> list[Answer]:
     """The number of rows per block of the initial estimators."""
     epsilon, copies = options.start_epsilon, options.copies[0]
-    most = round(options.most * (options.epsilon / epsilon) ** 3)
-    small = dataclasses.replace(options, epsilon=epsilon, most=most)
+    max_steps = round(options.max_steps * (options.epsilon / epsilon) ** 3)
+    small = dataclasses.replace(options, epsilon=epsilon, max_steps=max_steps)
     rows: dict[str, Any] = {
         f"4/ε = {initial_rows(epsilon)} rows": initial_rows(epsilon),
         "all rows": "all",

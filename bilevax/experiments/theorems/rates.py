@@ -73,7 +73,7 @@ def tune(method: Method, options: RatesOptions) -> dict[float, float]:
     epsilon = options.epsilons[0]
     print(f"{method.name}: c at ε = {epsilon}")
     keys = jax.random.split(jax.random.key(options.seed + 1000), max(2, options.seeds // 2))
-    reached = steps_to_epsilon(method, options.constants, epsilon, options, keys, options.tuning_most)
+    reached = steps_to_epsilon(method, options.constants, epsilon, options, keys, options.tuning_max_steps)
     return dict(zip(options.constants, reached.steps.mean(1).tolist(), strict=True))
 
 
@@ -83,7 +83,7 @@ def best_constant(name: str, steps: dict[float, float], options: RatesOptions) -
     if steps[c] == np.inf:
         raise ValueError(
             f"constants must contain one with which {name} reaches ε = {options.epsilons[0]} in "
-            f"{options.tuning_most} steps, got {options.constants}"
+            f"{options.tuning_max_steps} steps, got {options.constants}"
         )
     return c
 
@@ -95,7 +95,7 @@ def measure(method: Method, constant: float, options: RatesOptions) -> StepsOver
     found = []
     for epsilon in epsilons:
         print(f"{method.name}: ε = {epsilon}")
-        found.append(steps_to_epsilon(method, [constant], epsilon, options, keys, options.most))
+        found.append(steps_to_epsilon(method, [constant], epsilon, options, keys, options.max_steps))
     steps = np.stack([one.steps[0] for one in found])
     last = np.array([one.last.mean() for one in found]) / np.square(epsilons)
     at = np.asarray(epsilons)
@@ -114,7 +114,7 @@ def _tuning_row(name: str, steps: dict[float, float]) -> dict[str, Any]:
 
 
 def _tuning_note(options: RatesOptions) -> str:
-    missing = f"empty where a run did not reach ε² in {options.tuning_most} steps"
+    missing = f"empty where a run did not reach ε² in {options.tuning_max_steps} steps"
     return f"The mean T at ε = {options.epsilons[0]}; {missing}."
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 
-from bilevax.experiments.theorems.scalings import METHODS, Sizes
+from bilevax.experiments.theorems.base_options import TheoremOptions
+from bilevax.experiments.theorems.scalings import METHODS
 
 PARTS = ("epsilon", "control", "sizes", "errors")
 
 
-@dataclasses.dataclass(frozen=True)
-class RatesOptions:
-    """The options of `bilevax reproduce rates`.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RatesOptions(TheoremOptions):
+    """The options of `bilevax reproduce rates`, besides `TheoremOptions`.
 
     Attributes:
       methods: names from `scalings.METHODS`.
@@ -19,13 +20,9 @@ class RatesOptions:
       epsilons: values of ε for variance-reduced methods; c is tuned at the first one.
       averaged_epsilons: values of ε for moving averages, which need more steps.
       constants: candidates for c.
-      seeds: runs per ε, side by side.
-      seed: seed of the first run; tuning uses other seeds.
-      most: maximum number of steps of a run.
-      tuning_most: the same for tuning.
-      blocks, blocks_per_step, batch_size: m, I, B.
-      dimension, rows: d_x = d_y, and rows per block.
-      control_epsilons, control_most: number of ε and maximum number of steps of the control (`control.py`).
+      max_steps: maximum number of steps of a run.
+      tuning_max_steps: the same for tuning.
+      control_epsilons, control_max_steps: number of ε and of steps of the control (`control.py`).
       size_methods: the methods for which m, I and B vary.
       size_epsilon: the ε at which they vary.
       block_copies: multiples of `blocks` for m; I and B vary at the second of these m.
@@ -39,17 +36,10 @@ class RatesOptions:
     epsilons: tuple[float, ...] = (0.2, 0.1414, 0.1, 0.0707, 0.05, 0.0354)
     averaged_epsilons: tuple[float, ...] = (0.2, 0.1414, 0.1, 0.0707, 0.05)
     constants: tuple[float, ...] = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0)
-    seeds: int = 8
-    seed: int = 0
-    most: int = 2_000_000
-    tuning_most: int = 8000
-    blocks: int = 20
-    blocks_per_step: int = 5
-    batch_size: int = 4
-    dimension: int = 5
-    rows: int = 100
+    max_steps: int = 2_000_000
+    tuning_max_steps: int = 8000
     control_epsilons: int = 4
-    control_most: int = 400_000
+    control_max_steps: int = 400_000
     size_methods: tuple[str, ...] = ("BSVRB v1", "BSVRB v2", "MMBO-v2")
     size_epsilon: float = 0.1414
     block_copies: tuple[int, ...] = (1, 2, 4, 8)
@@ -66,11 +56,6 @@ class RatesOptions:
             if unknown:
                 raise ValueError(f"{name} must be among {list(known)}, got {unknown[0]!r}")
 
-    @property
-    def sizes(self) -> Sizes:
-        """m, I and B."""
-        return Sizes(self.blocks, self.blocks_per_step, self.batch_size)
-
     def quick(self) -> RatesOptions:
         """A short check of every part: few methods, seeds and values, and large ε."""
         return dataclasses.replace(
@@ -80,9 +65,9 @@ class RatesOptions:
             averaged_epsilons=(0.3, 0.2),
             constants=(0.5, 0.7),
             seeds=3,
-            most=50_000,
+            max_steps=50_000,
             control_epsilons=2,
-            control_most=20_000,
+            control_max_steps=20_000,
             size_methods=("BSVRB v2",),
             size_epsilon=0.2,
             block_copies=(1, 2),

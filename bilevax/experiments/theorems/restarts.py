@@ -15,8 +15,9 @@ import bilevax as bx
 import bilevax.testing
 from bilevax.experiments.report import Report
 from bilevax.experiments.theorems import lanes
+from bilevax.experiments.theorems.base_options import TheoremOptions
 from bilevax.experiments.theorems.fits import Exponent, fit_exponent
-from bilevax.experiments.theorems.scalings import Sizes, bsvrb_v1, bsvrb_v2
+from bilevax.experiments.theorems.scalings import bsvrb_v1, bsvrb_v2
 from bilevax.experiments.theorems.truth import Gap
 from bilevax.testing.pl import PLBlocks
 
@@ -26,9 +27,9 @@ METHODS = {"BSVRB v1": bsvrb_v1, "BSVRB v2": bsvrb_v2}
 UPPER = 1.0
 
 
-@dataclasses.dataclass(frozen=True)
-class RestartsOptions:
-    """The options of `bilevax reproduce restarts`.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RestartsOptions(TheoremOptions):
+    """The options of `bilevax reproduce restarts`, besides `TheoremOptions`.
 
     Attributes:
       methods: "BSVRB v1", "BSVRB v2".
@@ -38,10 +39,6 @@ class RestartsOptions:
       constants: candidates for c; the first stage has β = c²/w.
       constant_stages: runs without restarts use the parameters of one of these stages throughout; may be
         empty.
-      seeds: runs per curve, side by side.
-      seed: seed of the first of them.
-      blocks, blocks_per_step, batch_size: m, I, B.
-      dimension, rows: d_x = d_y, and rows per block.
       nonconvexity: κ; F is non-convex for κ > 1.
     """
 
@@ -51,24 +48,12 @@ class RestartsOptions:
     tuning_stages: int = 6
     constants: tuple[float, ...] = (0.05, 0.07, 0.1, 0.14, 0.2)
     constant_stages: tuple[int, ...] = (0, 2, 4, 7)
-    seeds: int = 8
-    seed: int = 0
-    blocks: int = 20
-    blocks_per_step: int = 5
-    batch_size: int = 4
-    dimension: int = 5
-    rows: int = 100
     nonconvexity: float = 3.0
 
     def __post_init__(self) -> None:
         for name in self.methods:
             if name not in METHODS:
                 raise ValueError(f"methods must be among {list(METHODS)}, got {name!r}")
-
-    @property
-    def sizes(self) -> Sizes:
-        """m, I and B."""
-        return Sizes(self.blocks, self.blocks_per_step, self.batch_size)
 
     def quick(self) -> RestartsOptions:
         """A short check: few stages and seeds."""

@@ -83,8 +83,8 @@ def theory(method: Method, epsilon: float, sizes: Sizes) -> float:
 
 
 def _cases(options: RatesOptions) -> dict[str, list[Sizes]]:
-    base, most = options.sizes, options.blocks * max(options.block_copies[:2])
-    wide = dataclasses.replace(base, blocks=most)
+    base, larger = options.sizes, options.blocks * max(options.block_copies[:2])
+    wide = dataclasses.replace(base, blocks=larger)
     kinds = {
         "m": [dataclasses.replace(base, blocks=options.blocks * k) for k in options.block_copies],
         "I": [dataclasses.replace(wide, blocks_per_step=count) for count in options.blocks_per_steps],
@@ -111,7 +111,9 @@ def _vary(method: Method, c: float, varied: str, cases: list[Sizes], options: Ra
     measured = []
     for value, sizes in zip(values, cases, strict=True):
         print(f"{method.name}: {varied} = {value}")
-        measured.append(steps_to_epsilon(method, [c], epsilon, options, keys, options.most, sizes).steps[0])
+        measured.append(
+            steps_to_epsilon(method, [c], epsilon, options, keys, options.max_steps, sizes).steps[0]
+        )
     steps = np.stack(measured)
     expected = np.array([theory(method, epsilon, sizes) for sizes in cases])
     exponents = fit_exponent(values, steps), fit_exponent(values, expected[:, None])

@@ -19,7 +19,7 @@ def steps_to_epsilon(
     epsilon: float,
     options: RatesOptions,
     keys: Array,
-    most: int,
+    max_steps: int,
     sizes: Sizes | None = None,
 ) -> Reached:
     """T(ε) of a method for every c and every key, with parameters by the scaling of its theorem.
@@ -30,7 +30,7 @@ def steps_to_epsilon(
       epsilon: ε.
       options: of the experiment.
       keys: random keys, one per run.
-      most: maximum number of steps.
+      max_steps: maximum number of steps.
       sizes: m, I and B, where m is a multiple of `options.blocks`; those of the options if left out.
 
     Returns:
@@ -41,4 +41,4 @@ def steps_to_epsilon(
     family = make_family(method.mean, options.blocks, options.dimension, options.rows, copies)
     solvers = [method.make(c, epsilon, sizes, family.constants) for c in constants]
     task = make_task(family, sizes, initial_rows(epsilon))
-    return steps_until(task, solvers, keys, Truth.of(family).squared_gradient, epsilon**2, most)
+    return steps_until(task, solvers, keys, Truth.of(family).squared_gradient, epsilon**2, max_steps)
