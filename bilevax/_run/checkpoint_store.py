@@ -29,7 +29,7 @@ _PREFIX = "step"  # of the names of checkpoints: other folders are not touched
 
 
 class Saved(NamedTuple):
-    """What a checkpoint gives back."""
+    """What a checkpoint holds."""
 
     state: State
     extra: Any
@@ -77,7 +77,7 @@ class CheckpointStore:
             raise CheckpointError(f"{self.directory} cannot be used: {_first_line(error)}") from error
 
     def steps(self) -> list[int]:
-        """The steps there are checkpoints of, in order."""
+        """The steps of the saved checkpoints, in order."""
         return sorted(self._manager.all_steps())
 
     def require_none(self) -> None:
@@ -96,8 +96,8 @@ class CheckpointStore:
         """
         leaves = jax.tree.leaves((state, extra))
         sums = [checksum(leaf) for leaf in leaves]
-        # Written in the background: what goes on changing must be copied now. (The writer itself copies what
-        # other processes have parts of.)
+        # Written in the background, so what will change is copied now. (The writer itself copies arrays that
+        # other processes hold parts of.)
         arrays = [leaf if _in_parts(leaf) else processes.on_host(leaf) for leaf in leaves]
         notes = json.loads(json.dumps(notes))
         meta = _sealed({"format": FORMAT, "identity": self.identity, "sums": sums, "notes": notes})
@@ -301,12 +301,15 @@ def _sync(checkpoint: Path) -> None:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(handle)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that cannot sync this
+                raise
         finally:
             os.close(handle)
 
 
 def _unused(path: Path) -> Path:
-    """A path that does not exist, with a number if need be."""
+    """A path that does not exist, with a number if necessary."""
     names = itertools.chain([path], (path.with_name(f"{path.name}_{count}") for count in itertools.count(2)))
     return next(name for name in names if not os.path.lexists(name))
 
@@ -333,7 +336,7 @@ def _locked_by_one(directory: Path, together: bool) -> DirectoryLock | None:
 def _packed(arrays: list[Any]) -> dict[str, Any]:
     """Large arrays by their number, and the bytes of all small ones, one after the other.
 
-    (Each array costs the writer some memory for good.)
+    (The writer keeps some memory for every array it has ever written.)
     """
     out = {_name(number): array for number, array in enumerate(arrays) if array.nbytes >= SMALL}
     small = [array.reshape(-1).view(np.uint8) for array in arrays if array.nbytes < SMALL]
@@ -353,12 +356,12 @@ def _unpacked(read: dict[str, Any], like: list[Any]) -> list[Any]:
 
 
 def _in_parts(leaf: Any) -> bool:
-    """Whether several processes have parts of an array that is worth writing in parts."""
+    """Whether several processes hold parts of an array that is large enough to be written in parts."""
     return leaf.nbytes >= SMALL and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
 
 
 def _placed(array: Any, like: jax.Array) -> jax.Array:
-    """An array that was read, where another one is."""
+    """An array that was read, placed like another one."""
     single = len(like.sharding.device_set) == 1
     return jnp.asarray(array) if single else processes.put(array, like.sharding)
 

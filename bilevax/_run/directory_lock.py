@@ -28,7 +28,9 @@ class DirectoryLock:
         import fcntl
 
         self._path = directory / _NAME
-        handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # A link is not followed: the name of the process would be written into another file.
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        handle = os.open(self._path, flags, 0o644)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -74,4 +76,5 @@ def _forget() -> None:
         lock.release()
 
 
-os.register_at_fork(after_in_child=_forget)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

@@ -30,7 +30,7 @@ def identity(problem: Problem, solver: AbstractSolver, state: State) -> dict[str
         "bilevax": __version__.rsplit(".", 1)[0],
         "solver": _describe(solver),
         "sampling": f"{sampler.per_step} of {sampler.blocks} blocks, {sampler.batch_size} rows, "
-        f"shuffle {sampler.shuffle}",
+        f"shuffle {sampler.shuffle}, first {sampler.initial_batch_size}",
         "strata": sampler.strata or 1,
         "key": [int(sampler.random.first), int(sampler.random.second)],
         "shapes": shapes,

@@ -231,8 +231,8 @@ class Run:
         watch = self.stop.watch if self.best_iterate is not None else None
         try:
             watched = saved.notes["watch"]
-            self._take_notes(saved.notes)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            self._take_notes(saved.notes, int(saved.state.step))
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the notes of the checkpoint make no sense: {error!r}") from error
         if watched != watch:
             raise CheckpointError(
@@ -242,10 +242,10 @@ class Run:
         self.state, self.best_iterate = saved.state, saved.extra
         self.done = self.last_finite = int(self.state.step)
 
-    def _take_notes(self, notes: dict[str, Any]) -> None:
+    def _take_notes(self, notes: dict[str, Any], done: int) -> None:
         history = [{name: float(value) for name, value in entry.items()} for entry in notes["history"]]
         steps = [int(entry["step"]) for entry in history]
-        if steps != sorted(set(steps)):
+        if steps != sorted(set(steps)) or not all(0 < step <= done for step in steps):
             raise ValueError(f"the history holds the steps {steps[:10]}")
         self.history = History([entry | {"step": step} for entry, step in zip(history, steps, strict=True)])
         self.running, self.counted = float(notes["running"]), int(notes["counted"])
