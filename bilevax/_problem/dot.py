@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
-def dot(rows: Array, vector: Array) -> Array:
+
+def dot(rows: Float[Array, "n d"], vector: Float[Array, " d *k"]) -> Float[Array, " n *k"]:
     """`rows @ vector`, in the fastest form for the rows that a step draws for every block.
 
     A step multiplies a few rows of every visited block with one or two vectors. A CPU is fastest with matrix

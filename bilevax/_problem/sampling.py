@@ -245,9 +245,9 @@ def as_sampling(
 ) -> Sampling:
     """The sampling that a function was given, as an object or by its two most common fields."""
     direct = {"blocks_per_step": blocks_per_step, "batch_size": batch_size}
-    given = {name: value for name, value in direct.items() if value is not None}
     if sampling is None:
-        return Sampling(**given)
+        return Sampling(blocks_per_step, batch_size)
+    given: dict[str, Any] = {name: value for name, value in direct.items() if value is not None}
     if not isinstance(sampling, Sampling):
         raise TypeError(f"sampling must be a bilevax.Sampling, got {type(sampling).__name__}")
     twice = [name for name in given if getattr(sampling, name) is not None]

@@ -102,7 +102,9 @@ class Shards:
     ) -> State:
         """`solver.start`, each device on its share."""
 
-        def of_share(solver: Any, problem: Problem, x0: PyTree, y0: PyTree, sampler: Sampler) -> Any:
+        def of_share(
+            solver: AbstractSolver, problem: Problem, x0: PyTree, y0: PyTree, sampler: Sampler
+        ) -> Any:
             return _split(self._whole(solver.start(problem, x0, y0, self._share(sampler))))
 
         specs = (EVERYWHERE, SPLIT, EVERYWHERE)
@@ -120,7 +122,9 @@ class Shards:
     ) -> tuple[State, Any]:
         """loop(solver, problem, state, numbers), each device on its share."""
 
-        def of_share(solver: Any, problem: Problem, levels: Any, rest: State, *numbers: Any) -> Any:
+        def of_share(
+            solver: AbstractSolver, problem: Problem, levels: Any, rest: State, *numbers: Any
+        ) -> Any:
             state = dataclasses.replace(rest, levels=levels, sampler=self._share(rest.sampler))
             state, out = loop(solver, problem, state, *numbers)
             return *_split(self._whole(state)), out
@@ -133,7 +137,7 @@ class Shards:
     def _on_each(self, function: Callable[..., Any], specs: tuple[Any, ...], out_specs: Any) -> Any:
         """function(solver, problem, …), on every device's share of the problem."""
 
-        def run(solver: Any, problem: Problem, *rest: Any) -> Any:
+        def run(solver: AbstractSolver, problem: Problem, *rest: Any) -> Any:
             numbers, functions = eqx.partition(solver, eqx.is_array)
             arrays, shape = eqx.partition(problem, eqx.is_array)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,13 @@ from jax.flatten_util import ravel_pytree
 
 from bilevax._util.trees import PyTree
 
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
 
-def raise_eigenvalues(matrices: Array, floor: Array) -> tuple[Array, Array]:
+
+def raise_eigenvalues(
+    matrices: Float[Array, "slots d d"], floor: Any
+) -> tuple[Float[Array, "slots d d"], Int[Array, ""]]:
     """The nearest symmetric matrices with eigenvalues ≥ floor (S_λ), and how many had to be changed.
 
     A Cholesky factorisation of H − floor · 1 shows whether a matrix is already in the set. The others are
@@ -43,7 +48,7 @@ def raise_eigenvalues(matrices: Array, floor: Array) -> tuple[Array, Array]:
     return lifted, jnp.sum(low, dtype=jnp.int32)
 
 
-def positive_part(matrices: Array) -> Array:
+def positive_part(matrices: Float[Array, "slots d d"]) -> Float[Array, "slots d d"]:
     """Symmetric matrices with their negative eigenvalues set to zero, by products alone.
 
     A₊ = (A + A sign A)/2, and X ← (3X − X³)/2 from A/‖A‖ tends to sign A. An eigenvalue a of A/‖A‖ grows by
@@ -67,7 +72,7 @@ def positive_part(matrices: Array) -> Array:
     return part * largest
 
 
-def solve(matrices: Array, right: Array) -> Array:
+def solve(matrices: Float[Array, "slots d d"], right: Float[Array, "slots d k"]) -> Float[Array, "slots d k"]:
     """The solutions of positive definite systems; `right` has its right-hand sides as last axis."""
     if matrices.shape[-1] == 1:
         return right / matrices
@@ -105,12 +110,12 @@ def _cholesky(matrix: Array) -> Array:
     return jax.lax.linalg.cholesky(matrix, symmetrize_input=False)
 
 
-def flatten_slots(tree: PyTree) -> Array:
+def flatten_slots(tree: PyTree) -> Float[Array, "slots d"]:
     """Each slot's tree as one vector."""
     return jax.vmap(lambda one: ravel_pytree(one)[0])(tree)
 
 
-def unflatten_slots(flat: Array, like: PyTree) -> PyTree:
+def unflatten_slots(flat: Float[Array, "slots d"], like: PyTree) -> PyTree:
     """The inverse of `flatten_slots`."""
     one = jax.tree.map(lambda a: a[0], like)
     unravel = ravel_pytree(one)[1]
