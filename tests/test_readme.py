@@ -1,4 +1,4 @@
-"""What the README says holds: its code runs as it stands, and its tables name what there is."""
+"""The README is true: its examples run as they are, and its tables list every public name and method."""
 
 import re
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import bilevax as bx
+import bilevax.solvers
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -28,6 +29,12 @@ def test_table_of_public_names_is_complete():
     table = README.split("## Public names")[1].split("##")[0]
     listed = set(re.findall(r"`(\w+)`", table))
     assert listed == set(bx.__all__)
+
+
+def test_table_of_methods_is_complete():
+    table = README.split("## Methods")[1].split("##")[0]
+    listed = set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE))
+    assert listed == set(bilevax.solvers.__all__) - {"AbstractSolver", "Recipe"}
 
 
 def test_links_lead_somewhere():
