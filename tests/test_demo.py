@@ -1,4 +1,4 @@
-"""The demo runs from end to end; its figures are not judged here."""
+"""The demo runs from end to end; its accuracies are not tested here."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Methods of the package get somewhere on every family of the suite, and the documented example runs."""
+"""Solvers make progress on every family, and the examples in docs/testing.md run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS = {"quadratic": 0.05, "ridge": 0.2, "logistic": 0.5, "mean": 0.02, "mixtur
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_a_short_run_comes_closer_to_the_minimum(name):
+def test_a_short_run_approaches_the_minimum(name):
     family = FAMILIES[name](m=12, d_x=3, d_y=4, rows=30, noise=0.5)
     method = bx.MSVR if name == "mean" else bx.BSVRBv2
     result = bx.minimize(
@@ -38,7 +38,7 @@ def test_a_short_run_comes_closer_to_the_minimum(name):
         assert end - family.least < 0.02 * (start - family.least)
 
 
-def test_examples_of_the_docs_run_as_they_stand():
+def test_the_examples_in_the_docs_run():
     examples = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
     assert examples
     names = {}

@@ -1,4 +1,4 @@
-"""The problem suite's truth agrees with the diagnostics, with differences, and with itself."""
+"""The exact values of every family agree with the diagnostics, finite differences and each other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def stacked(tree):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_truth_is_what_the_diagnostics_find(name, x64):
+def test_exact_values_agree_with_the_diagnostics(name, x64):
     family = FAMILIES[name](**SMALL, dtype=np.float64)
     for x in points(family, 2):
         found = bx.solve_lower(family.problem, x, family.y0)
@@ -64,7 +64,7 @@ def test_solution_is_the_minimum_where_it_is_known(name, noise):
 
 
 @pytest.mark.parametrize("name", ["quadratic", "mean", "mixture"])
-def test_minimum_is_not_claimed_where_waves_are_added(name):
+def test_the_minimum_is_unknown_if_waves_are_added(name):
     family = FAMILIES[name](**SMALL, nonconvexity=2.0)
     assert family.solution is None
     assert family.least is None
@@ -93,7 +93,7 @@ def test_noise_moves_neither_the_lower_solutions_nor_the_minimum(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_seed_decides_and_one_of_everything_works(name):
+def test_the_seed_decides_and_sizes_of_one_work(name):
     x = np.full(1, 0.3)
     tiny = {"m": 1, "d_x": 1, "d_y": 1, "rows": 1}
     first, again, other = (FAMILIES[name](**tiny, seed=seed) for seed in (0, 0, 5))
