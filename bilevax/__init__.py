@@ -22,7 +22,15 @@ from bilevax._step.averaging import averaged
 from bilevax._step.oracles import Oracles
 from bilevax._step.state import Info, State
 from bilevax._util import checks
-from bilevax.diagnostics import Residuals, hypergradient, objective, residuals, solve_lower
+from bilevax.diagnostics import (
+    Evaluation,
+    Residuals,
+    hypergradient,
+    objective,
+    residuals,
+    solve_lower,
+    value_and_hypergradient,
+)
 from bilevax.solvers import (
     F2SA,
     F3SA,
@@ -63,6 +71,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "DivergedError",
+    "Evaluation",
     "History",
     "Info",
     "JsonLines",
@@ -102,6 +111,7 @@ __all__ = [
     "solve_lower",
     "sweep",
     "theory",
+    "value_and_hypergradient",
 ]
 
 

@@ -6,6 +6,8 @@ tolerance raises, and is never returned.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -30,8 +32,22 @@ from bilevax._util.trees import PyTree, combine, norm, result_dtype
 from bilevax.solvers.start_checks import checked_start
 
 
+class Evaluation(NamedTuple):
+    """What `value_and_hypergradient` returns.
+
+    Attributes:
+      value: F(x).
+      gradient: ∇F(x), a pytree like x.
+      y: the exact lower solutions, where the next evaluation may start.
+    """
+
+    value: Array
+    gradient: PyTree
+    y: PyTree
+
+
 class Residuals(eqx.Module):
-    """How far a run is from the truth; each entry is a dict if the levels have names.
+    """How far a run is from the truth; each entry is a dict if the levels have names. Prints as numbers.
 
     Attributes:
       y: root mean square over the blocks of ‖y_i − y_i(x)‖.
@@ -42,6 +58,14 @@ class Residuals(eqx.Module):
     y: PyTree
     gradient: PyTree
     v: PyTree
+
+    def __repr__(self) -> str:
+        def shown(entry: PyTree) -> str:
+            if isinstance(entry, dict):
+                return f"{{{', '.join(f'{name!r}: {shown(one)}' for name, one in entry.items())}}}"
+            return "None" if entry is None else f"{float(entry):.3g}"
+
+        return f"Residuals(y={shown(self.y)}, gradient={shown(self.gradient)}, v={shown(self.v)})"
 
 
 def solve_lower(
@@ -182,9 +206,53 @@ def hypergradient(
       >>> print(np.asarray(bx.hypergradient(problem, jnp.ones(2))).round(3))  # 2 x · mean block²
       [13.333 23.333]
     """
+    options = {"tolerance": tolerance, "max_steps": max_steps, "blocks_at_once": blocks_at_once}
+    return value_and_hypergradient(problem, x, y0, **options).gradient
+
+
+def value_and_hypergradient(
+    problem: Problem,
+    x: PyTree,
+    y0: PyTree = None,
+    *,
+    tolerance: float | None = None,
+    max_steps: int = 200,
+    blocks_at_once: int | None = None,
+) -> Evaluation:
+    r"""F(x) and ∇F(x) from one solution of the lower problems, which it returns as well.
+
+    For problems small enough that an optimizer like L-BFGS can solve them exactly: give the y of one
+    evaluation to the next as `y0`, and the lower solver starts near the solution.
+
+    Args:
+      problem: as in `solve_lower`, like all that follow.
+      x: the upper variable.
+      y0: where the lower solver starts.
+      tolerance: of the lower solutions, and of the linear systems.
+      max_steps: the most steps of BFGS per block.
+      blocks_at_once: the most blocks looked at together.
+
+    Returns:
+      An `Evaluation`: (value, gradient, y).
+
+    Raises:
+      RuntimeError, ValueError, ImportError: as `hypergradient`.
+
+    Example:
+      >>> import bilevax as bx, jax.numpy as jnp, numpy as np
+      >>> problem = bx.Problem(
+      ...     upper=lambda x, y, block, batch: jnp.sum(y**2),
+      ...     lower=lambda x, y, block, batch: jnp.sum((y - block * x) ** 2),
+      ...     blocks=jnp.arange(6.0).reshape(3, 2),
+      ... )
+      >>> value, gradient, y = bx.value_and_hypergradient(problem, jnp.ones(2))
+      >>> print(round(float(value), 3), np.asarray(gradient).round(3))
+      18.333 [13.333 23.333]
+    """
     x, start, plan = _prepare(problem, x, y0, tolerance, max_steps, blocks_at_once)
     y = solved(problem, x, start, plan)
-    return mean_gradient(problem, x, y, inverted(problem, x, y, plan), plan)
+    gradient = mean_gradient(problem, x, y, inverted(problem, x, y, plan), plan)
+    return Evaluation(upper_mean(problem, x, y, plan), gradient, problem.view(y))
 
 
 def residuals(
@@ -223,9 +291,8 @@ def residuals(
       ... )
       >>> solver = bx.BSVRBv2(upper_step=0.1)
       >>> state = solver.init(problem, jnp.ones(4), jnp.zeros((3, 4)), key=jax.random.key(0))
-      >>> found = bx.residuals(problem, state)
-      >>> [round(float(size), 3) for size in (found.y, found.gradient, found.v)]
-      [2.0, 4.0, 0.0]
+      >>> bx.residuals(problem, state)
+      Residuals(y=2, gradient=4, v=0)
     """
     if not isinstance(state, State):
         raise TypeError(f"state must be the state of a run, got {type(state).__name__}")
