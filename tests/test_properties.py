@@ -150,7 +150,7 @@ def test_lazy_updates_are_eager_ones_for_any_schedule(case, curvature, steps):
         step = lambda t: 0.05 / (1 + t)  # noqa: E731
         solver = getattr(bx, curvature)(upper_step=0.01, lower_step=step)
         init = eqx.filter_jit(solver.init)
-        state = init(problem, x0, y0, key=jax.random.key(case["seed"]), **sampling(case))
+        state = init(problem, x0, y0, key=jax.random.key(case["seed"]), **grouped(**sampling(case)))
 
         @jax.jit
         def take(problem, state):

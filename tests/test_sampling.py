@@ -14,8 +14,8 @@ import pytest
 from scipy import stats
 
 import bilevax as bx
-from bilevax._problem.sampling import SECOND_BLOCKS, Sampler, permuted
-from bilevax._problem.stream import Stream
+from bilevax._problem.sampling import SECOND_BLOCKS, Sampler
+from bilevax._problem.stream import Stream, permuted
 
 LEAST = 1e-4  # the p-value below which a draw is called unfair
 

@@ -14,8 +14,6 @@ share them.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -26,13 +24,11 @@ from jax import Array
 
 from bilevax._problem.problem import Problem
 from bilevax._problem.rows import Batch
-from bilevax._problem.stream import Stream, mix
+from bilevax._problem.stream import Stream, permuted
 from bilevax._util import checks
 
 PyTree = Any
 
-_ROUNDS = 8
-_FEW = 64  # up to here blocks are sorted by random words: eight rounds do not mix a small grid
 
 # The uses of the streams that are split off from a run's stream.
 BLOCKS, SECOND_BLOCKS, ROWS, START, POWER = range(5)
@@ -266,57 +262,6 @@ def _checked_strata(strata: Any, problem: Problem, per_step: int) -> int | None:
             )
     # One stratum of a whole problem is the same as none; one on a device is one of several.
     return None if count == 1 and problem.axis is None else count
-
-
-def permuted(random: Stream, places: Array, size: int) -> Array:
-    """The values at `places` of a random permutation of 0..size−1, in O(len(places)).
-
-    A Feistel network over a grid of rows · columns ≥ size points; a value beyond `size` is mapped again
-    until it falls inside, which keeps the map a permutation. (Hashes are cut to 24 bits so that no sum
-    overflows.)
-    """
-    if size <= _FEW:
-        return jnp.argsort(random.bits((size,)))[places].astype(jnp.int32)
-    rows, columns = _grid(size)
-    keys = [random.at(turn).first for turn in range(_ROUNDS)]
-
-    def scramble(value: Array) -> Array:
-        row, column = value // columns, value % columns
-        for turn in range(0, _ROUNDS, 2):
-            row = (row + (mix(column ^ keys[turn]) >> 8)) % jnp.uint32(rows)
-            column = (column + (mix(row ^ keys[turn + 1]) >> 8)) % jnp.uint32(columns)
-        return row * jnp.uint32(columns) + column
-
-    value = scramble(places.astype(jnp.uint32))
-
-    def walk(value: Array) -> Array:
-        return jnp.where(value >= size, scramble(value), value)
-
-    if jax.default_backend() == "cpu":
-        value = jax.lax.while_loop(lambda value: jnp.any(value >= size), walk, value)
-    else:  # a loop of unknown length would ask the host in every step
-        for _ in range(_walks(size, rows * columns)):
-            value = walk(value)
-    return value.astype(jnp.int32)
-
-
-@functools.lru_cache
-def _grid(size: int) -> tuple[int, int]:
-    """The grid with the fewest points beyond size, at most about four times as many rows as columns.
-
-    Example:
-      >>> _grid(1000), _grid(101)
-      ((40, 25), (17, 6))
-    """
-    root = math.isqrt(size - 1) + 1
-    sides = range(max(2, root // 2), root + 1)
-    columns = min(reversed(sides), key=lambda side: -size % side)
-    return -(-size // columns), columns
-
-
-def _walks(size: int, points: int) -> int:
-    """How often a value may have to be mapped again; more often only with a chance below 1e-18."""
-    return 0 if size == points else math.ceil(18 / -math.log10(1 - size / points))
 
 
 def bad_slots(problem: Problem, sample: Sample) -> Array | bool:

@@ -1,4 +1,4 @@
-"""Random numbers that cost a few integer operations each.
+"""Random numbers and permutations that cost a few integer operations each.
 
 A stream is a key of two words; its n-th number is n hashed with them. It fuses into the program that uses the
 numbers. A cryptographic generator would take as long as the rest of a small step.
@@ -6,6 +6,7 @@ numbers. A cryptographic generator would take as long as the rest of a small ste
 
 from __future__ import annotations
 
+import functools
 import math
 
 import equinox as eqx
@@ -14,6 +15,8 @@ import jax.numpy as jnp
 from jax import Array
 
 _GOLDEN = 0x9E3779B9
+_ROUNDS = 8  # of a permutation
+_FEW = 64  # up to here a permutation sorts random words: eight rounds do not mix a small grid
 
 
 class Stream(eqx.Module):
@@ -63,3 +66,54 @@ def mix(word: Array) -> Array:
     word = (word ^ (word >> 16)) * jnp.uint32(0x21F0AAAD)
     word = (word ^ (word >> 15)) * jnp.uint32(0xD35A2D97)
     return word ^ (word >> 15)
+
+
+def permuted(random: Stream, places: Array, size: int) -> Array:
+    """The values at `places` of a random permutation of 0..size−1, in O(len(places)).
+
+    A Feistel network over a grid of rows · columns ≥ size points; a value beyond `size` is mapped again
+    until it falls inside, which keeps the map a permutation. (Hashes are cut to 24 bits so that no sum
+    overflows.)
+    """
+    if size <= _FEW:
+        return jnp.argsort(random.bits((size,)))[places].astype(jnp.int32)
+    rows, columns = _grid(size)
+    keys = [random.at(turn).first for turn in range(_ROUNDS)]
+
+    def scramble(value: Array) -> Array:
+        row, column = value // columns, value % columns
+        for turn in range(0, _ROUNDS, 2):
+            row = (row + (mix(column ^ keys[turn]) >> 8)) % jnp.uint32(rows)
+            column = (column + (mix(row ^ keys[turn + 1]) >> 8)) % jnp.uint32(columns)
+        return row * jnp.uint32(columns) + column
+
+    value = scramble(places.astype(jnp.uint32))
+
+    def walk(value: Array) -> Array:
+        return jnp.where(value >= size, scramble(value), value)
+
+    if jax.default_backend() == "cpu":
+        value = jax.lax.while_loop(lambda value: jnp.any(value >= size), walk, value)
+    else:  # a loop of unknown length would ask the host in every step
+        for _ in range(_walks(size, rows * columns)):
+            value = walk(value)
+    return value.astype(jnp.int32)
+
+
+@functools.lru_cache
+def _grid(size: int) -> tuple[int, int]:
+    """The grid with the fewest points beyond size, at most about four times as many rows as columns.
+
+    Example:
+      >>> _grid(1000), _grid(101)
+      ((40, 25), (17, 6))
+    """
+    root = math.isqrt(size - 1) + 1
+    sides = range(max(2, root // 2), root + 1)
+    columns = min(reversed(sides), key=lambda side: -size % side)
+    return -(-size // columns), columns
+
+
+def _walks(size: int, points: int) -> int:
+    """How often a value may have to be mapped again; more often only with a chance below 1e-18."""
+    return 0 if size == points else math.ceil(18 / -math.log10(1 - size / points))

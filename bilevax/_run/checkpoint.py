@@ -58,6 +58,6 @@ class Checkpoint:
             raise TypeError(f"resume must be True or False, got {self.resume!r}")
 
 
-def as_checkpoint(given: str | Path | Checkpoint | None) -> Checkpoint | None:
+def as_checkpoint(given: str | Path | Checkpoint) -> Checkpoint:
     """What the user gave, as an object."""
-    return given if given is None or isinstance(given, Checkpoint) else Checkpoint(given)
+    return given if isinstance(given, Checkpoint) else Checkpoint(given)

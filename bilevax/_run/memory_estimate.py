@@ -116,7 +116,7 @@ def memory_estimate(
       192
     """
     solver = chosen_solver(problem, solver)
-    shards = make_shards(mesh)
+    shards = None if mesh is None else make_shards(mesh)
     sampling = as_sampling(sampling, blocks_per_step, batch_size)
     if sampling.strata is None and shards is not None:
         sampling = dataclasses.replace(sampling, strata=shards.devices)

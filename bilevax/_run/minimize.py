@@ -111,9 +111,9 @@ def minimize(
     measures = _checked_metrics(metrics)
     stop = _as_stop(stop)
     stop.check_watch([*FIXED, *measures])
-    saving = as_checkpoint(checkpoint)
+    saving = None if checkpoint is None else as_checkpoint(checkpoint)
     solver = chosen_solver(problem, solver)
-    shards = make_shards(mesh)
+    shards = None if mesh is None else make_shards(mesh)
     speaks = shards is None or shards.speaks
     display = make_progress(progress if speaks else None, steps)
     logs = Logs(log if speaks else None)

@@ -190,10 +190,8 @@ class Shards:
         return jax.tree.map(lambda leaf: processes.put(leaf, self._sharding(spec)), tree)
 
 
-def make_shards(mesh: Any) -> Shards | None:
+def make_shards(mesh: Any) -> Shards:
     """Checks a mesh that the user gave."""
-    if mesh is None:
-        return None
     if not isinstance(mesh, Mesh):
         raise TypeError(f"mesh must be a jax.sharding.Mesh, got {type(mesh).__name__}")
     others = {name: size for name, size in mesh.shape.items() if name != AXIS and size > 1}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import optax
 from jax import Array
 
 Coefficient = float | Callable[[Array], Array] | Mapping[str, Any]
@@ -15,6 +16,14 @@ def evaluate(value: Any, step: Array, level: str | None = None) -> Any:
     if isinstance(value, Mapping):
         value = value.get(level)
     return value(step) if callable(value) else value
+
+
+def evaluate_all(values: Mapping[str, Any], step: Array, level: str) -> dict[str, Any]:
+    """All coefficients of a method at a step, for a level; optax transformations stay as they are."""
+    return {
+        name: value if isinstance(value, optax.GradientTransformation) else evaluate(value, step, level)
+        for name, value in values.items()
+    }
 
 
 def first(*values: Any) -> Any:

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from bilevax._problem.problem import Problem
-from bilevax._problem.sampling import POWER, Sample, Sampler, permuted
-from bilevax._problem.stream import Stream
+from bilevax._problem.sampling import POWER, Sample, Sampler
+from bilevax._problem.stream import Stream, permuted
 from bilevax._problem.view import BlockView, each_block
 from bilevax._step.lagrangian import Point, hessians
 from bilevax._step.linear_algebra import one_by_one

@@ -118,6 +118,12 @@ def upper_step(value: Any) -> None:
         coefficient("upper_step", value, zero=True, optional=False, kinds=kinds)
 
 
+def all_fit(values: Mapping[str, Any], levels: list[str] | None) -> None:
+    """Coefficients that all fit a problem; see `fits`."""
+    for name, value in values.items():
+        fits(name, value, levels)
+
+
 def fits(name: str, value: Any, levels: list[str] | None) -> None:
     """A coefficient that fits a problem: a scalar, a schedule of scalars, or a dict by some of the levels."""
     if value is None or isinstance(value, optax.GradientTransformation):

@@ -81,8 +81,7 @@ class AbstractSolver(eqx.Module):
     def check(self, problem: Problem, sampler: Sampler) -> None:
         """Raises if the solver cannot serve the problem; called once, with concrete hyper-parameters."""
         levels = sorted(problem.levels) if problem.named else None
-        for name, value in self.coefficients().items():
-            checks.fits(name, value, levels)
+        checks.all_fit(self.coefficients(), levels)
 
     def coefficients(self) -> dict[str, object]:
         """The hyper-parameters by name: all fields that are not static."""

@@ -20,7 +20,7 @@ from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import Sample, Sampler, bad_slots
 from bilevax._problem.view import BlockView
 from bilevax._step.clocks import Clocks
-from bilevax._step.coefficients import Coefficient, evaluate, first
+from bilevax._step.coefficients import Coefficient, evaluate, evaluate_all, first
 from bilevax._step.estimators import moving_average, msvr_gamma, storm
 from bilevax._step.lagrangian import Point, gradients, lagrangian, upper_gradients
 from bilevax._step.oracles import Oracles, count_pass, count_steps
@@ -88,7 +88,7 @@ class Recipe(AbstractSolver):
 
     def fixes(self, name: str) -> bool:
         """Whether a coefficient is part of the method, a class attribute: restarts do not scale it."""
-        return name not in self.coefficients()
+        return name not in {field.name for field in dataclasses.fields(self)}
 
     def check(self, problem: Problem, sampler: Sampler) -> None:
         """Raises if a hyper-parameter or a level does not fit the method."""
@@ -239,27 +239,25 @@ class Recipe(AbstractSolver):
 
     def rates(self, problem: Problem, state: State, name: str, touched: int, stage: Array | int) -> Rates:
         """The coefficients of a level at the present step: a restart halves α and shrinks steps by √2."""
-
-        def at(option: str) -> Any:
-            return evaluate(self.option(option), state.step, name)
-
+        given = evaluate_all(self.coefficients(), state.step, name)
         chance = state.sampler.chance(problem, name, touched)
         halved, shrunk = 1.0 if self.fixes("alpha") else 0.5**stage, 0.5 ** (0.5 * stage)
-        alpha = evaluate(self.alpha, state.step, name) * halved
-        alpha_bar = alpha if at("alpha_bar") is None else at("alpha_bar") * halved
-        gamma, gamma_bar = at("gamma"), at("gamma_bar")
+        alpha = given.get("alpha", self.alpha) * halved
+        alpha_bar = alpha if given.get("alpha_bar") is None else given["alpha_bar"] * halved
+        gamma, gamma_bar = given.get("gamma"), given.get("gamma_bar")
         if self.corrected:
             gamma_bar = first(gamma_bar, gamma, msvr_gamma(alpha_bar, chance))
             gamma = first(gamma, msvr_gamma(alpha, chance))
-        lower_step, inverse_step = at("lower_step"), at("inverse_step")
+        lower_step: Any = given.get("lower_step")
+        inverse_step: Any = given.get("inverse_step")
         if name in state.smoothness:
-            smoothness = state.smoothness[name]
-            safe = 2 / (3 * smoothness) * (chance if self.lazy else 1.0)
+            safe = 2 / (3 * state.smoothness[name]) * (chance if self.lazy else 1.0)
             lower_step = first(lower_step, safe)
         if problem.levels[name].has_hessian:
             lower_step, inverse_step = lower_step * shrunk, first(inverse_step, lower_step) * shrunk
-        floor = first(at("floor"), state.floors.get(name))
-        return Rates(alpha, gamma, alpha_bar, gamma_bar, lower_step, inverse_step, at("radius"), floor)
+        floor = first(given.get("floor"), state.floors.get(name))
+        radius = given.get("radius")
+        return Rates(alpha, gamma, alpha_bar, gamma_bar, lower_step, inverse_step, radius, floor)
 
     def first_rows(self, sampler: Sampler) -> int | None:
         """The rows per block of the first pass: None for all of them, 0 for no pass."""
