@@ -1,0 +1,254 @@
+"""Problems of many kinds, for how well a run does with nothing given.
+
+Every case has an exact F: of a family in `bilevax.testing`, or by `bx.value_and_hypergradient` on all blocks
+and rows. `scaled` multiplies x, y or F by a factor, which must not change the relative gap.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import bilevax as bx
+import bilevax.testing
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A problem, where a run starts, and how much of it a step sees.
+
+    Attributes:
+      problem: the problem.
+      x0: where x starts.
+      y0: where the lower variables start.
+      steps: of a run.
+      blocks_per_step: I.
+      batch_size: B.
+      value: F(x), exactly.
+      value_and_gradient: both, for L-BFGS; None if that does not apply.
+    """
+
+    problem: bx.Problem
+    x0: PyTree
+    y0: PyTree
+    steps: int
+    blocks_per_step: int | None
+    batch_size: int | None
+    value: Callable[[PyTree], float]
+    value_and_gradient: Callable[[PyTree], tuple[float, PyTree]] | None
+
+
+def solved(problem: bx.Problem, x0: PyTree, y0: PyTree, steps: int, blocks: int, rows: int) -> Case:
+    """A case whose F is computed by the diagnostics, each evaluation from the y of the one before."""
+    latest = [y0]
+
+    def both(x: PyTree) -> tuple[float, PyTree]:
+        value, gradient, latest[0] = bx.value_and_hypergradient(problem, x, latest[0])
+        return float(value), gradient
+
+    def value(x: PyTree) -> float:
+        return float(bx.objective(problem, x, y0))
+
+    return Case(problem, x0, y0, steps, blocks, rows, value, both)
+
+
+def of_family(kind: str, conditioning: float, noise: float) -> Case:
+    """A family of `bilevax.testing`, whose truth is computed by NumPy."""
+    family = bilevax.testing.FAMILIES[kind](conditioning=conditioning, noise=noise)
+    return Case(
+        family.problem,
+        family.x0,
+        family.y0,
+        4000,
+        10,
+        8,
+        family.value,
+        lambda x: (family.value(x), family.gradient(x)),
+    )
+
+
+def labelled(seed: int, rows: int, width: int, flipped: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows of normal features, labels ±1 by a random direction, and which of them were flipped."""
+    random = np.random.default_rng(seed)
+    features = random.normal(size=(rows, width)).astype(np.float32)
+    labels = np.sign(features @ random.normal(size=width)).astype(np.float32)
+    wrong = random.random(rows) < flipped
+    return features, np.where(wrong, -labels, labels), wrong
+
+
+def reweighting(n: int = 1000, clean: int = 50, d: int = 20, m: int = 100) -> Case:
+    """README's quick start: a weight per noisy row, classifiers of many temperatures judged on clean rows."""
+    features, noisy, wrong = labelled(0, n + clean, d, 0.4)
+    labels = np.where(wrong, -noisy, noisy)
+
+    def loss(y: Any, block: Any, batch: Any) -> jax.Array:
+        return jax.nn.softplus(-batch["label"] * (batch["row"] @ y) / block["temperature"])
+
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: jnp.mean(loss(y, block, batch)),
+        lower=lambda x, y, block, batch: (
+            jnp.mean(jax.nn.sigmoid(x[batch["index"]]) * loss(y, block, batch)) + 0.5e-2 * y @ y
+        ),
+        blocks={"temperature": jnp.linspace(1.0, 11.0, m, endpoint=False)},
+        upper_data=bx.Shared({"row": features[n:], "label": labels[n:]}),
+        lower_data=bx.Shared({"row": features[:n], "label": noisy[:n], "index": jnp.arange(n)}),
+    )
+    return solved(problem, jnp.zeros(n), jnp.zeros((m, d)), 5000, 10, 32)
+
+
+def folds(count: int = 10) -> Case:
+    """The strength of L2 per feature of a logistic regression, by cross-validation on breast cancer."""
+    from sklearn.datasets import load_breast_cancer
+
+    data = load_breast_cancer()
+    features = ((data.data - data.data.mean(0)) / data.data.std(0)).astype(np.float32)
+    labels = np.where(data.target == 1, 1.0, -1.0).astype(np.float32)
+    order = np.random.default_rng(0).permutation(len(labels)) % count
+
+    def rows(member: Callable[[int], np.ndarray]) -> bx.PerBlock:
+        parts = [np.flatnonzero(member(fold)) for fold in range(count)]
+        index, offsets = np.concatenate(parts), np.cumsum([0, *map(len, parts)])
+        return bx.PerBlock({"row": features[index], "label": labels[index]}, offsets)
+
+    def loss(y: Any, batch: Any) -> jax.Array:
+        return jnp.mean(jax.nn.softplus(-batch["label"] * (batch["row"] @ y["w"] + y["b"])))
+
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: loss(y, batch),
+        lower=lambda x, y, block, batch: (
+            loss(y, batch) + 0.5 * jnp.exp(x) @ y["w"] ** 2 + 0.5e-3 * y["b"] ** 2
+        ),
+        blocks=count,
+        upper_data=rows(lambda fold: order == fold),
+        lower_data=rows(lambda fold: order != fold),
+    )
+    width = features.shape[1]
+    y0 = {"w": jnp.zeros((count, width)), "b": jnp.zeros(count)}
+    return solved(problem, jnp.full(width, np.log(1e-2)), y0, 6000, 10, 8)
+
+
+def panel(m: int = 400, d: int = 8) -> Case:
+    """Ridge regressions with 5 to 200 rows each, which share log-strengths and a scaling of the features."""
+    random = np.random.default_rng(1)
+    scale, common = np.exp(random.normal(size=d)), random.normal(size=d)
+    lengths = random.integers(5, 201, m)
+
+    def rows(lengths: np.ndarray, coefficients: np.ndarray) -> bx.PerBlock:
+        owner = np.repeat(np.arange(m), lengths)
+        features = random.normal(size=(len(owner), d)) * scale
+        targets = np.sum(features * coefficients[owner], 1) + random.normal(size=len(owner))
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        return bx.PerBlock({"row": features.astype(np.float32), "y": targets.astype(np.float32)}, offsets)
+
+    coefficients = (common + 0.5 * random.normal(size=(m, d))) / scale
+    held = rows(np.full(m, 20), coefficients)
+    fitted = rows(lengths, coefficients)
+
+    def error(x: Any, y: Any, batch: Any) -> jax.Array:
+        return jnp.mean(((batch["row"] * jnp.exp(x["scaling"])) @ y - batch["y"]) ** 2)
+
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: error(x, y, batch),
+        lower=lambda x, y, block, batch: error(x, y, batch) + jnp.exp(x["strength"]) @ y**2,
+        blocks=m,
+        upper_data=held,
+        lower_data=fitted,
+    )
+    x0 = {"strength": jnp.zeros(d), "scaling": jnp.zeros(d)}
+    return solved(problem, x0, jnp.zeros((m, d)), 6000, 10, 8)
+
+
+def proximal_prior(m: int = 300, d: int = 10) -> Case:
+    """Linear tasks of few rows around a shared prior: y_i is near x, and F is of how well it adapts."""
+    random = np.random.default_rng(2)
+    centre = random.normal(size=d)
+    tasks = centre + 0.3 * random.normal(size=(m, d))
+    spread = np.geomspace(0.1, 3.0, d)
+
+    def rows(count: int) -> bx.PerBlock:
+        features = random.normal(size=(m, count, d)) * spread
+        targets = np.einsum("mnd,md->mn", features, tasks) + 0.1 * random.normal(size=(m, count))
+        flat = {"row": features.reshape(-1, d), "y": targets.reshape(-1)}
+        return bx.PerBlock(
+            {name: array.astype(np.float32) for name, array in flat.items()}, np.arange(m + 1) * count
+        )
+
+    def error(y: Any, batch: Any) -> jax.Array:
+        return jnp.mean((batch["row"] @ y - batch["y"]) ** 2)
+
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: error(y, batch),
+        lower=lambda x, y, block, batch: error(y, batch) + 0.1 * jnp.sum((y - x) ** 2),
+        blocks=m,
+        upper_data=rows(20),
+        lower_data=rows(5),
+    )
+    return solved(problem, jnp.zeros(d), jnp.zeros((m, d)), 6000, 10, 8)
+
+
+def log_mean_exp(m: int = 30, d: int = 10) -> Case:
+    """The mean over groups of a log of a mean of exponentials: a tracked mean under a log."""
+    random = np.random.default_rng(3)
+    centres = random.normal(size=(m, 1, d))
+    rows = (centres + random.normal(size=(m, 100, d))).reshape(-1, d).astype(np.float32)
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: jnp.log(y),
+        lower=bx.mean(lambda x, block, batch: jnp.mean(jnp.exp(0.5 * jnp.mean((batch - x) ** 2, -1)))),
+        blocks=m,
+        lower_data=bx.PerBlock(rows, np.arange(m + 1) * 100),
+    )
+    return solved(problem, jnp.full(d, 1.0), None, 6000, 10, 8)
+
+
+def scaled(case: Case, x: float = 1.0, y: float = 1.0, value: float = 1.0) -> Case:
+    """The same case in other units of x, of y and of F; for single argmin levels."""
+    problem = case.problem
+    (level,) = problem.levels.values()
+    smaller = functools.partial(jax.tree.map, lambda a, by=x: a / by)
+    upper, lower = problem.upper, level.function
+
+    def changed_y(tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda a: a / y, tree)
+
+    changed = bx.Problem(
+        lambda u, w, block, batch: value * upper(smaller(u), changed_y(w), block, batch),
+        lambda u, w, block, batch: lower(smaller(u), changed_y(w), block, batch),
+        problem.blocks,
+        problem.upper_data,
+        problem.lower_data[0],
+    )
+
+    def both(u: PyTree) -> tuple[float, PyTree]:
+        assert case.value_and_gradient is not None
+        found, gradient = case.value_and_gradient(smaller(u))
+        return value * found, jax.tree.map(lambda a: value * a / x, gradient)
+
+    return dataclasses.replace(
+        case,
+        problem=changed,
+        x0=jax.tree.map(lambda a: a * x, case.x0),
+        y0=jax.tree.map(lambda a: a * y, case.y0),
+        value=lambda u: value * case.value(smaller(u)),
+        value_and_gradient=both,
+    )
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    f"{kind}, κ = {conditioning:g}, noise {noise:g}": functools.partial(of_family, kind, conditioning, noise)
+    for kind, conditioning, noise in itertools.product(bilevax.testing.FAMILIES, (3.0, 30.0), (0.3, 1.0))
+} | {
+    "reweighting (README)": reweighting,
+    "folds of breast cancer": folds,
+    "panel of ridges": panel,
+    "proximal prior": proximal_prior,
+    "log-mean-exp": log_mean_exp,
+}
