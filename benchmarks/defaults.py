@@ -2,8 +2,8 @@
 
 `python -m benchmarks.defaults` runs every case of `benchmarks.defaults_cases` with no hyper-parameter at all;
 `--grid` adds the same method with 15 upper steps, at equal steps. It prints the relative gap
-(F − F_best)/(F_0 − F_best) with F exact; F_best is the least that any run or L-BFGS reached. A gap above one is
-worse than the start.
+(F − F_best)/(F_0 − F_best) with F exact; F_best is the least that any run or L-BFGS reached. A gap above one
+is worse than the start.
 """
 
 from __future__ import annotations
