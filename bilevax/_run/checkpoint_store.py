@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,12 +29,26 @@ FORMAT = 6
 _PREFIX = "step"  # of the names of checkpoints: other folders are not touched
 
 
+_UNFINISHED = ".orbax-checkpoint-tmp"  # what the writer appends to the name while it writes
+
+
 class Saved(NamedTuple):
     """What a checkpoint holds."""
 
     state: State
     extra: Any
     notes: dict[str, Any]
+
+
+class Pending(NamedTuple):
+    """A checkpoint that is being written: its step, the checksums of its arrays, and arrays like them.
+
+    Where processes write parts of arrays there are none: devices may have no room for the arrays twice.
+    """
+
+    step: int
+    sums: list[int]
+    like: list[np.ndarray] | None
 
 
 class CheckpointStore:
@@ -57,28 +72,25 @@ class CheckpointStore:
         except ImportError as error:
             raise ImportError('checkpoints need orbax: pip install "bilevax[checkpoints]"') from error
         self.directory, self.identity = Path(directory).absolute(), identity
-        self._together, self._orbax = together, orbax
+        self._keep, self._together, self._args = keep, together, orbax.args
         self.failed = False  # a write: no other is tried
-        self._unsynced: int | None = None
+        self._good: set[int] = set()  # steps whose checkpoints were read or written by this object
+        self._pending: Pending | None = None
         self._lock = _locked_by_one(self.directory, together)
-        options = orbax.CheckpointManagerOptions(
-            max_to_keep=keep,
-            step_prefix=_PREFIX,
-            enable_async_checkpointing=True,
-            cleanup_tmp_directories=True,
-        )
         try:
-            self._manager = orbax.CheckpointManager(self.directory, options=options)
+            self._clean()
+            # Threads that wait for folders which cannot be made would keep the program from ending.
+            options = orbax.options.AsyncOptions(create_directories_asynchronously=False)
+            self._writer = orbax.AsyncCheckpointer(orbax.CompositeCheckpointHandler(), async_options=options)
         except BaseException as error:
-            if self._lock is not None:
-                self._lock.release()
+            self._release()
             if not isinstance(error, Exception):
                 raise
             raise CheckpointError(f"{self.directory} cannot be used: {_first_line(error)}") from error
 
     def steps(self) -> list[int]:
         """The steps of the saved checkpoints, in order."""
-        return sorted(self._manager.all_steps())
+        return sorted(_steps_in(self.directory))
 
     def require_none(self) -> None:
         """Raises if there are checkpoints: those of a new run must not be mixed with those of an old one."""
@@ -94,6 +106,10 @@ class CheckpointStore:
         Raises:
           CheckpointError: if this or the write before it failed; what was there before is unharmed.
         """
+        self.wait()
+        step = int(state.step)
+        if step in self._good:
+            return
         leaves = jax.tree.leaves((state, extra))
         sums = [checksum(leaf) for leaf in leaves]
         # Written in the background, so what will change is copied now. (The writer itself copies arrays that
@@ -101,14 +117,13 @@ class CheckpointStore:
         arrays = [leaf if _in_parts(leaf) else processes.on_host(leaf) for leaf in leaves]
         notes = json.loads(json.dumps(notes))
         meta = _sealed({"format": FORMAT, "identity": self.identity, "sums": sums, "notes": notes})
-        step = int(state.step)
-        if step in self._manager.all_steps():
-            return
-        self.wait()
-        args = self._orbax.args
-        composite = args.Composite(arrays=args.StandardSave(_packed(arrays)), meta=args.JsonSave(meta))
-        self._guard(lambda: self._manager.save(step, args=composite, force=True))
-        self._unsynced = step
+        items = {"arrays": self._args.StandardSave(_packed(arrays)), "meta": self._args.JsonSave(meta)}
+        path = self._path(step)
+        self._guard(lambda: self._writer.save(path, args=self._args.Composite(**items)))
+        whole = not any(map(_in_parts, leaves))
+        # Arrays that take no memory.
+        like = [np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape) for leaf in leaves] if whole else None
+        self._pending = Pending(step, sums, like)
 
     def wait(self) -> None:
         """Returns when everything is on disk.
@@ -119,13 +134,37 @@ class CheckpointStore:
         self._guard(self._finish)
 
     def _finish(self) -> None:
-        self._manager.wait_until_finished()
+        """Waits for the write, makes sure that it succeeded, and deletes what is no longer kept."""
+        self._writer.wait_until_finished()
         if self._lock is not None:
             self._lock.check()
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        try:
+            self._verify(pending)
+        except Exception:
+            self._set_aside([pending.step])
+            raise
+        self._good.add(pending.step)
+        if self._lock is not None:
             # The writer syncs the arrays only: notes and names would not survive a power failure.
-            if self._unsynced is not None:
-                _sync(self._path(self._unsynced))
-        self._unsynced = None
+            _sync(self._path(pending.step))
+            for step in [step for step in self.steps() if step in self._good][: -self._keep]:
+                _delete(self._path(step))
+
+    def _verify(self, pending: Pending) -> None:
+        """Raises unless what was written can be read: the writer may miss an error of the file system."""
+        if self._read_meta(pending.step)["sums"] != pending.sums:
+            raise ValueError("it holds something else than was written")
+        if pending.like is None:
+            return
+        with jax.default_device(jax.devices("cpu")[0]):
+            for array, expected in zip(
+                self._read_arrays(pending.step, pending.like), pending.sums, strict=True
+            ):
+                if checksum(array) != expected:
+                    raise ValueError("it holds other arrays than were written")
 
     def restore(self, state: State, extra: Any) -> Saved | None:
         """The latest checkpoint that can be read; None if there is none.
@@ -161,6 +200,7 @@ class CheckpointStore:
                 self._set_aside(steps[place + 1 :])
             except OSError as error:
                 raise CheckpointError(f"damaged checkpoints could not be renamed: {error}") from error
+            self._good = {step, *filter(self._is_ours, steps[:place])}
             return saved
         if steps:
             raise CheckpointError(f"all checkpoints in {self.directory} are damaged: steps {steps}")
@@ -173,8 +213,6 @@ class CheckpointStore:
                 self._path(step).rename(_unused(self.directory / f"damaged_{_PREFIX}_{step}"))
         if self._together:
             processes.agreed([0])  # all of them see the new names
-        if steps:
-            self._manager.reload()
 
     def _path(self, step: int) -> Path:
         return self.directory / f"{_PREFIX}_{step}"
@@ -183,17 +221,25 @@ class CheckpointStore:
         """Waits for the writes and releases the lock; `wait` reports whether they succeeded."""
         try:
             with contextlib.suppress(Exception):  # it repeats what `wait` or `save` has raised
-                self._manager.close()
+                self._writer.close()
         finally:
-            if self._lock is not None:
-                self._lock.release()
+            self._release()
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    def _clean(self) -> None:
+        """Removes what a run left unfinished when it was killed; raises if a pipe would be waited for."""
+        for step in self.steps():
+            _require_files(self._path(step))
+        if self._lock is not None:
+            for path in self.directory.glob(f"{_PREFIX}_*{_UNFINISHED}*"):
+                if _step_of(path.name.split(_UNFINISHED)[0]) is not None and not path.is_symlink():
+                    shutil.rmtree(path)
 
     def _read(self, step: int, state: State, extra: Any) -> Saved:
-        _require_files(self._path(step))
-        args = self._orbax.args
-        meta = self._manager.restore(step, args=args.Composite(meta=args.JsonRestore()))["meta"]
-        if not _intact(meta):
-            raise ValueError("the checksum of its notes does not match")
+        meta = self._read_meta(step)
         if meta["format"] != FORMAT:
             raise CheckpointError(
                 f"checkpoint {self._path(step)} has format {meta['format']}, expected {FORMAT}"
@@ -207,13 +253,8 @@ class CheckpointStore:
                 f"checkpoint {self._path(step)} was written "
                 f"with{'out' if extra is not None else ''} patience: resume it in the same way"
             )
-        like = _packed([leaf if _in_parts(leaf) else np.empty(leaf.shape, leaf.dtype) for leaf in leaves])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            read = self._manager.restore(step, args=args.Composite(arrays=args.StandardRestore(like)))[
-                "arrays"
-            ]
-        arrays = [_placed(a, leaf) for a, leaf in zip(_unpacked(read, leaves), leaves, strict=True)]
+        read = self._read_arrays(step, leaves)
+        arrays = [_placed(array, leaf) for array, leaf in zip(read, leaves, strict=True)]
         for number, (array, expected) in enumerate(zip(arrays, meta["sums"], strict=True)):
             if checksum(array) != expected:
                 raise ValueError(f"the checksum of array {number} does not match")
@@ -222,13 +263,33 @@ class CheckpointStore:
             raise ValueError(f"it holds step {int(state.step)}")
         return Saved(state, extra, meta["notes"])
 
+    def _read_meta(self, step: int) -> dict[str, Any]:
+        items = self._args.Composite(meta=self._args.JsonRestore())
+        meta = self._writer.restore(self._path(step), args=items)["meta"]
+        if not _intact(meta):
+            raise ValueError("the checksum of its notes does not match")
+        return meta
+
+    def _read_arrays(self, step: int, leaves: list[Any]) -> list[Any]:
+        like = _packed([leaf if _in_parts(leaf) else np.empty(leaf.shape, leaf.dtype) for leaf in leaves])
+        items = self._args.Composite(arrays=self._args.StandardRestore(like))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            read = self._writer.restore(self._path(step), args=items)["arrays"]
+        return _unpacked(read, leaves)
+
+    def _is_ours(self, step: int) -> bool:
+        """Whether a checkpoint is one of this run: others are not deleted."""
+        with contextlib.suppress(Exception):
+            return not differences(self._read_meta(step)["identity"], self.identity)
+        return False
+
     def _guard(self, act: Any) -> None:
         try:
             act()
         except Exception as error:
             self.failed = True
-            # The manager's own list counts the checkpoint that failed, and not those it would replace.
-            kept = sorted(_steps_in(self.directory))
+            kept = self.steps()
             full = "No space left" in str(error)
             raise CheckpointError(
                 f"a checkpoint could not be written to {self.directory}: "
@@ -252,9 +313,15 @@ def saved_strata(directory: str | Path) -> int | None:
 def _steps_in(directory: Path) -> list[int]:
     """The steps of the finished checkpoints in a directory; none if it cannot be listed."""
     with contextlib.suppress(OSError):
-        names = [path.name.removeprefix(f"{_PREFIX}_") for path in directory.glob(f"{_PREFIX}_*")]
-        return [int(name) for name in names if name.isdecimal()]
+        found = [_step_of(path.name) for path in directory.iterdir()]
+        return [step for step in found if step is not None]
     return []
+
+
+def _step_of(name: str) -> int | None:
+    """The step of the checkpoint of that name; None if it is no checkpoint's name."""
+    found = re.fullmatch(rf"{_PREFIX}_(0|[1-9][0-9]{{0,18}})", name)
+    return None if found is None else int(found[1])
 
 
 def _sealed(meta: dict[str, Any]) -> dict[str, Any]:
@@ -274,7 +341,8 @@ def _digest(meta: dict[str, Any]) -> str:
 
 # What a damaged checkpoint may look like to the operating system; other errors say nothing about the files.
 _DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
-_OS_ERROR = re.compile(r"OS error (\d+)")  # in messages of the library that reads arrays
+# How the library that reads arrays writes them in messages, in its older and newer versions.
+_OS_ERROR = re.compile(r"(?:OS error |os_error_code=')(\d+)")
 
 
 def _may_pass(error: BaseException) -> bool:
@@ -290,9 +358,9 @@ def _may_pass(error: BaseException) -> bool:
 
 def _require_files(folder: Path) -> None:
     """Raises if a folder holds anything but files and folders: a pipe would be waited for."""
-    for path in folder.rglob("*"):
+    for path in (folder, *folder.rglob("*")):
         if path.exists() and not (path.is_file() or path.is_dir()):
-            raise ValueError(f"{path.name} is not a file")
+            raise ValueError(f"{path} is not a file")
 
 
 def _sync(checkpoint: Path) -> None:
@@ -306,6 +374,13 @@ def _sync(checkpoint: Path) -> None:
                 raise
         finally:
             os.close(handle)
+
+
+def _delete(checkpoint: Path) -> None:
+    """Deletes a checkpoint. It loses its name first, so that none is found with files missing."""
+    gone = checkpoint.with_name(f"{checkpoint.name}{_UNFINISHED}")
+    checkpoint.rename(gone)
+    shutil.rmtree(gone)
 
 
 def _unused(path: Path) -> Path:
@@ -357,7 +432,11 @@ def _unpacked(read: dict[str, Any], like: list[Any]) -> list[Any]:
 
 def _in_parts(leaf: Any) -> bool:
     """Whether several processes hold parts of an array that is large enough to be written in parts."""
-    return leaf.nbytes >= SMALL and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
+    return (
+        isinstance(leaf, jax.Array)
+        and leaf.nbytes >= SMALL
+        and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
+    )
 
 
 def _placed(array: Any, like: jax.Array) -> jax.Array:

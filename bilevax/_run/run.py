@@ -251,6 +251,8 @@ class Run:
         self.running, self.counted = float(notes["running"]), int(notes["counted"])
         high, low = notes["total"]
         self.total = (float(high), float(low))
+        if not np.isfinite([*self.total, self.running]).all():
+            raise ValueError("the sum of f is not finite")
         value, step, stale = notes["best"]
         self.best_value = np.inf if value is None else float(value)
         self.best_step, self.stale = int(step), int(stale)
