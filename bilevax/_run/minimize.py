@@ -18,7 +18,7 @@ from bilevax._run.checkpoint import Checkpoint, as_checkpoint
 from bilevax._run.checkpoint_store import CheckpointStore, saved_strata
 from bilevax._run.chunks import compiled_start, numbers_as_arrays
 from bilevax._run.identity import identity
-from bilevax._run.interrupts import Interrupts
+from bilevax._run.interrupts import Interrupts, report
 from bilevax._run.logs import Log, Logs
 from bilevax._run.outcome import DivergedError, Outcome
 from bilevax._run.progress import Progress, make_progress
@@ -76,7 +76,8 @@ def minimize(
       log: where every entry of the history goes as soon as it is known: the path of a file of JSON lines, a
         `TensorBoard(folder)`, another `Log`, or a list of them.
 
-    The first SIGINT or SIGTERM ends the chunk, saves and returns; the second stops the program at once.
+    The first SIGINT or SIGTERM ends the chunk, saves, prints a line to stderr and returns; with
+    `Stop(raise_on_interrupt=True)` it raises instead. The second signal stops the program at once.
 
     Returns:
       A `Result`.
@@ -84,6 +85,7 @@ def minimize(
     Raises:
       DivergedError: if f, x or anything tracked is no longer finite, unless `stop` says otherwise. Only
         finite states are saved.
+      KeyboardInterrupt: after a signal, if `stop` says so; its `result` is what the run has reached.
       CheckpointError: if checkpoints cannot be written, or belong to another run.
 
     An error in a metric, a log or a checkpoint does not lose the run: its state is saved if that is possible,
@@ -155,6 +157,15 @@ def minimize(
     reached = result(Outcome.DIVERGED if run.failed else outcome)
     if reached.outcome is Outcome.DIVERGED and stop.throw:
         raise DivergedError(reached.message, reached)
+    if reached.outcome is Outcome.INTERRUPTED:
+        directory = None if saving is None else saving.directory
+        line = interrupts.describe(run.done, steps, directory, raised=stop.raise_on_interrupt)
+        if stop.raise_on_interrupt:
+            interrupt = KeyboardInterrupt(line)
+            interrupt.result = reached  # pyright: ignore[reportAttributeAccessIssue]
+            raise interrupt
+        if speaks:
+            report(line)
     return reached
 
 

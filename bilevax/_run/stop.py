@@ -10,7 +10,7 @@ from bilevax._util import checks
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
-    """When a run ends before its last step, and what happens if it diverges.
+    """When a run ends before its last step, and what happens if it diverges or is interrupted.
 
     Args:
       seconds: stop after about this much time, compilation included.
@@ -19,6 +19,9 @@ class Stop:
         kept.
       watch: the metric that `patience` looks at; smaller is better.
       throw: raise if the run diverges; False returns the result with its outcome.
+      raise_on_interrupt: after SIGINT or SIGTERM, raise `KeyboardInterrupt`, whose `result` is what the run
+        has reached, so that the program around the run ends too; False prints a line to stderr and returns
+        the result.
 
     Example:
       >>> import bilevax as bx
@@ -30,6 +33,7 @@ class Stop:
     patience: int | None = None
     watch: str = "objective"
     throw: bool = True
+    raise_on_interrupt: bool = False
 
     def __post_init__(self) -> None:
         if self.seconds is not None:
@@ -38,8 +42,9 @@ class Stop:
             checks.number("tolerance", self.tolerance, 0.0)
         if self.patience is not None:
             checks.whole_number("patience", self.patience, 1)
-        if not isinstance(self.throw, bool):
-            raise TypeError(f"throw must be True or False, got {self.throw!r}")
+        for name in ("throw", "raise_on_interrupt"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
 
     def check_watch(self, known: Iterable[str]) -> None:
         """Raises unless `watch` names one of the known metrics."""
