@@ -181,16 +181,23 @@ class Impatient:
             signal.raise_signal(signal.SIGINT)
 
 
-def test_an_interrupted_fit_says_so_and_has_a_model(capsys):
+@pytest.mark.parametrize("raises", [True, False])
+def test_an_interrupted_fit_says_so_and_has_a_model(raises, capsys):
     X, y, _, X_clean, y_clean, X_test, y_test = noisy_task()
-    model = ReweightedClassifier(random_state=0, rounds=3, progress=Impatient())
-    model.fit(X, y, X_clean, y_clean)
+    model = ReweightedClassifier(
+        random_state=0, rounds=3, progress=Impatient(), **({} if raises else {"raise_on_interrupt": False})
+    )
+    if raises:
+        with pytest.raises(KeyboardInterrupt, match=r"fit was interrupted.*raise_on_interrupt=False"):
+            model.fit(X, y, X_clean, y_clean)
+    else:
+        model.fit(X, y, X_clean, y_clean)
     assert model.outcome_ is bx.Outcome.INTERRUPTED
     assert model.n_iter_ < 3000
     assert set(model.history_["round"]) <= {1}
-    lines = [line for line in capsys.readouterr().err.splitlines() if "ReweightedClassifier" in line]
-    assert len(lines) == 1
-    assert "fit was interrupted" in lines[0]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "was interrupted" in line]
+    assert len(lines) == (not raises)
+    assert raises or lines[0].startswith("ReweightedClassifier.fit was interrupted")
     assert model.score(X_test, y_test) > 0.7
 
 

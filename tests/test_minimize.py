@@ -89,7 +89,7 @@ def test_a_run_stops_when_patience_ends_and_keeps_the_best_iterate():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_ends_the_run_and_returns_what_there_is(number):
+def test_the_first_signal_ends_the_run_and_returns_what_there_is(number, capsys):
     def measure(problem, state):
         if state.step == 40:
             os.kill(os.getpid(), number)
@@ -100,6 +100,26 @@ def test_the_first_signal_ends_the_run_and_returns_what_there_is(number):
     assert result.outcome is bx.Outcome.INTERRUPTED
     assert result.state.step == 40
     assert signal.getsignal(number) is before
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"interrupted by {number.name} at step 40 of 10000" in line
+    assert "bx.advance continues" in line
+    assert "bx.Stop(raise_on_interrupt=True)" in line
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_can_raise_and_carries_the_result(number, capsys):
+    def measure(problem, state):
+        if state.step == 40:
+            os.kill(os.getpid(), number)
+        return 0.0
+
+    with pytest.raises(
+        KeyboardInterrupt, match=f"interrupted by {number.name} at step 40 of 10000"
+    ) as caught:
+        run(steps=10_000, metrics={"signal": measure}, stop=bx.Stop(raise_on_interrupt=True))
+    assert caught.value.result.outcome is bx.Outcome.INTERRUPTED
+    assert caught.value.result.state.step == 40
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -190,9 +190,9 @@ def test_interrupted_training_resumes_with_the_same_bits(parts, tmp_path):
 
 def test_an_interrupted_fit_says_so_and_stays_marked_when_saved(table, tmp_path, capsys):
     recommender = TopKRecommender("song", model="mf", width=2, epochs=50, every=1, settings=SMALL)
-    recommender.fit(table, progress=Impatient(2))
+    recommender.fit(table, progress=Impatient(2), raise_on_interrupt=False)
     assert recommender.outcome_ is bx.Outcome.INTERRUPTED
-    lines = [line for line in capsys.readouterr().err.splitlines() if "TopKRecommender" in line]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "was interrupted" in line]
     assert len(lines) == 1
     assert re.search(r"fit was interrupted: the model is that of epoch \d+\.\d of 50$", lines[0])
     recommender.save(tmp_path / "half.npz")
@@ -202,7 +202,19 @@ def test_an_interrupted_fit_says_so_and_stays_marked_when_saved(table, tmp_path,
 def test_an_interrupted_fit_needs_no_screen(table, monkeypatch):
     monkeypatch.setattr("sys.stderr", None)
     recommender = TopKRecommender("song", model="mf", width=2, epochs=50, every=1, settings=SMALL)
-    assert recommender.fit(table, progress=Impatient(1)).outcome_ is bx.Outcome.INTERRUPTED
+    recommender.fit(table, progress=Impatient(1), raise_on_interrupt=False)
+    assert recommender.outcome_ is bx.Outcome.INTERRUPTED
+
+
+@pytest.mark.parametrize("warm_up", [0, 50])
+def test_an_interrupted_fit_raises_and_keeps_its_model(table, warm_up):
+    recommender = TopKRecommender(
+        "song", model="mf", width=2, epochs=50, warm_up=warm_up, every=1, settings=SMALL
+    )
+    with pytest.raises(KeyboardInterrupt, match=r"fit was interrupted.*raise_on_interrupt=False"):
+        recommender.fit(table, progress=Impatient(2))
+    assert recommender.outcome_ is bx.Outcome.INTERRUPTED
+    assert len(recommender.recommend(recommender._require().user_ids[0].item(), k=3)) == 3
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -57,6 +57,9 @@ class ReweightedClassifier(ClassifierMixin, BaseEstimator):
       validation_fraction: without clean rows, `fit(X, y)` holds out this fraction of the rows and trusts
         their labels.
       progress: "auto", "bar", "lines", or None for silence.
+      raise_on_interrupt: whether `fit` raises `KeyboardInterrupt` after SIGINT or SIGTERM, so that a script
+        or a grid search ends and saves no unfinished model. The model with the weights found so far is in
+        place in either case.
       random_state: seed or generator of the folds and of the bilevel run.
 
     Attributes:
@@ -100,6 +103,7 @@ class ReweightedClassifier(ClassifierMixin, BaseEstimator):
         batch_size: int = 64,
         validation_fraction: float = 0.2,
         progress: Any = None,
+        raise_on_interrupt: bool = True,
         random_state: Any = None,
     ):
         self.folds = folds
@@ -111,13 +115,14 @@ class ReweightedClassifier(ClassifierMixin, BaseEstimator):
         self.batch_size = batch_size
         self.validation_fraction = validation_fraction
         self.progress = progress
+        self.raise_on_interrupt = raise_on_interrupt
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any, X_clean: Any = None, y_clean: Any = None) -> ReweightedClassifier:
         """Fits the classifier.
 
-        An interrupted fit (SIGINT or SIGTERM) refits with the weights it has, prints a line and sets
-        `outcome_`.
+        An interrupted fit (SIGINT or SIGTERM) refits with the weights it has, sets `outcome_` and raises
+        `KeyboardInterrupt`; with `raise_on_interrupt=False` it prints a line and returns.
 
         Args:
           X: rows (n, d), dense or scipy-sparse.
@@ -131,6 +136,7 @@ class ReweightedClassifier(ClassifierMixin, BaseEstimator):
 
         Raises:
           ValueError: the input is invalid, or X and X_clean are on different scales.
+          KeyboardInterrupt: the fit was interrupted.
         """
         self._check_parameters()
         random = check_random_state(self.random_state)
@@ -171,9 +177,10 @@ class ReweightedClassifier(ClassifierMixin, BaseEstimator):
         self.intercept_ = final.intercept - self.coef_ @ self._centre
         self.history_, self.n_iter_, self.outcome_ = found.history, found.steps, found.outcome
         if found.outcome is bx.Outcome.INTERRUPTED:
-            interrupted.report(
-                f"ReweightedClassifier.fit was interrupted: the weights are those found in {found.steps} "
-                "bilevel steps"
+            interrupted.end_fit(
+                "ReweightedClassifier.fit was interrupted: the model has the weights found in "
+                f"{found.steps} bilevel steps",
+                raises=self.raise_on_interrupt,
             )
         return self
 
@@ -234,6 +241,8 @@ class ReweightedClassifier(ClassifierMixin, BaseEstimator):
             value = getattr(self, name)
             if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{name} must be a whole number from {least}, got {value!r}")
+        if not isinstance(self.raise_on_interrupt, (bool, np.bool_)):
+            raise ValueError(f"raise_on_interrupt must be True or False, got {self.raise_on_interrupt!r}")
         for name, low, high in (
             ("learning_rate", 0.0, np.inf),
             ("row_deviation", -1e-300, np.inf),

@@ -34,6 +34,7 @@ from jax import Array
 from scipy.special import expit
 
 import bilevax as bx
+from bilevax.applications import interrupted
 from bilevax.applications.fold_rows import HeldOut, NoisyAndClean, bucket, padded
 from bilevax.applications.linear import Linear
 from bilevax.applications.noisy_task import NoisyTask
@@ -115,22 +116,28 @@ def learn_weights(
     size = bucket(guess.shape[1], _LEAST_NOISY)
     x0 = {"offset": jnp.zeros(task.classes), "slope": jnp.zeros(()), "row": jnp.zeros(size)}
     y0 = _stacked(list(models.values()), _width(task.rows))
-    result = bx.minimize(
-        problem,
-        x0,
-        y0,
-        solver=bx.BSVRBv2(
-            upper_step=_upper_step(settings.learning_rate), lower_step=_lower_step(task.rows, task.classes)
-        ),
-        steps=settings.steps,
-        key=jax.random.key(settings.seed),
-        batch_size=settings.batch_size,
-        metrics={"cross-validated loss": lambda problem, state: cross_validated_loss(problem, state.y)},
-        every=min(settings.every, settings.steps),
-        progress=settings.progress,
-        # The best iterate of a run that diverges is as good as any other: no error.
-        stop=bx.Stop(patience=settings.patience, watch="cross-validated loss", throw=False),
-    )
+    try:
+        result = bx.minimize(
+            problem,
+            x0,
+            y0,
+            solver=bx.BSVRBv2(
+                upper_step=_upper_step(settings.learning_rate),
+                lower_step=_lower_step(task.rows, task.classes),
+            ),
+            steps=settings.steps,
+            key=jax.random.key(settings.seed),
+            batch_size=settings.batch_size,
+            metrics={"cross-validated loss": lambda problem, state: cross_validated_loss(problem, state.y)},
+            every=min(settings.every, settings.steps),
+            progress=settings.progress,
+            # The best iterate of a run that diverges or is interrupted is as good as any other.
+            stop=bx.Stop(
+                patience=settings.patience, watch="cross-validated loss", throw=False, raise_on_interrupt=True
+            ),
+        )
+    except KeyboardInterrupt as interrupt:
+        result = interrupted.result_of(interrupt)
     x = x0 if result.best is None else result.best.x
     own = float(problem.blocks["row_scale"][0]) * np.asarray(x["row"])[: guess.shape[1]]
     start = _logit(guess)

@@ -132,6 +132,7 @@ def learn(solver: bx.AbstractSolver, split: DigitsSplit, seed: int, steps: int) 
         blocks_per_step=10,
         batch_size=32,
         metrics={"clean loss": lambda problem, state: clean_losses(split, state.y).mean()},
+        stop=bx.Stop(raise_on_interrupt=True),
     )
 
 

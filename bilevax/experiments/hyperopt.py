@@ -106,7 +106,7 @@ def _trial(name: str, method: str, config: dict[str, Any], options: HyperoptOpti
         batch_size=validation.BATCH,
         metrics={"validation loss": measure},
         every=max(1, options.steps // (2000 if method == BASE else 200)),
-        stop=bx.Stop(seconds=options.seconds, throw=False),
+        stop=bx.Stop(seconds=options.seconds, throw=False, raise_on_interrupt=True),
     )
     history = result.history
     if not history["step"].size:

@@ -139,11 +139,12 @@ class TopKRecommender:
         seconds: float | None = None,
         checkpoint: str | Path | None = None,
         resume: bool = False,
+        raise_on_interrupt: bool = True,
     ) -> TopKRecommender:
         """Trains on a table of interactions.
 
-        An interrupted training (SIGINT or SIGTERM) returns the model it has, prints a line and sets
-        `outcome_`.
+        An interrupted training (SIGINT or SIGTERM) keeps the model it has, sets `outcome_` and raises
+        `KeyboardInterrupt`.
 
         Args:
           table: `bilevax.data.Interactions`; a path or the name of a known data set; a pandas frame or a dict
@@ -153,6 +154,7 @@ class TopKRecommender:
           seconds: stop after about this much time, the warm-up included.
           checkpoint: a directory for checkpoints; "~" is the home folder.
           resume: continue from the latest checkpoint, if there is one.
+          raise_on_interrupt: False prints a line and returns after a signal.
 
         Returns:
           The recommender itself.
@@ -160,6 +162,7 @@ class TopKRecommender:
         Raises:
           DataError: the table cannot be used: duplicate pairs, ratings that are not numbers, no rows.
           ValueError: a size in the settings does not fit the table.
+          KeyboardInterrupt: the training was interrupted.
         """
         table = as_interactions(table)
         check_ids("user_ids", table.user_ids)
@@ -180,24 +183,30 @@ class TopKRecommender:
             ratings = Ratings.of(parts.train)
             dev = hold_out(Ratings.of(parts.dev, empty_users=True), [ratings])
         model = self._make_model(table.users, table.items)
-        trained = train(
-            ratings,
-            model,
-            self.method,
-            settings,
-            key=jax.random.key(self.seed),
-            epochs=self.epochs,
-            warm_up=self.warm_up,
-            warm_settings=settings.replace(**tuned("ml-1m", "softmax") | {"positives": settings.positives}),
-            dev=dev,
-            watch=self.watch,
-            every=self.every,
-            patience=self.patience if dev is not None else None,
-            progress=progress,
-            seconds=seconds,
-            checkpoint=checkpoint,
-            resume=resume,
-        )
+        try:
+            trained = train(
+                ratings,
+                model,
+                self.method,
+                settings,
+                key=jax.random.key(self.seed),
+                epochs=self.epochs,
+                warm_up=self.warm_up,
+                warm_settings=settings.replace(
+                    **tuned("ml-1m", "softmax") | {"positives": settings.positives}
+                ),
+                dev=dev,
+                watch=self.watch,
+                every=self.every,
+                patience=self.patience if dev is not None else None,
+                progress=progress,
+                seconds=seconds,
+                checkpoint=checkpoint,
+                resume=resume,
+                raise_on_interrupt=True,
+            )
+        except KeyboardInterrupt as interrupt:
+            trained = interrupted.result_of(interrupt)
         self._fitted = Fitted(
             model,
             trained.x,
@@ -209,9 +218,10 @@ class TopKRecommender:
         self.history_, self.best_epoch_, self.outcome_ = trained.history, trained.epoch, trained.outcome
         if trained.outcome is bx.Outcome.INTERRUPTED:
             more = "" if checkpoint is None else "; fit again with resume=True to continue"
-            interrupted.report(
+            interrupted.end_fit(
                 f"TopKRecommender.fit was interrupted: the model is that of epoch {trained.epoch:.1f} of "
-                f"{self.epochs}{more}"
+                f"{self.epochs}{more}",
+                raises=raise_on_interrupt,
             )
         return self
 

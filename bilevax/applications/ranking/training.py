@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array
 
 import bilevax as bx
+from bilevax.applications import interrupted
 from bilevax.applications.ranking.array_file import full_path
 from bilevax.applications.ranking.evaluation import METRICS, mean_metrics
 from bilevax.applications.ranking.held_out import Held
@@ -71,6 +72,7 @@ def train(
     seconds: float | None = None,
     checkpoint: str | Path | None = None,
     resume: bool = False,
+    raise_on_interrupt: bool = False,
 ) -> Trained:
     """Trains a model by a method.
 
@@ -92,12 +94,14 @@ def train(
       seconds: stop after about this much time, the warm-up included.
       checkpoint: a directory for checkpoints; "~" is the home folder.
       resume: continue from the latest checkpoint.
+      raise_on_interrupt: as in `bx.Stop`.
 
     Returns:
       A `Trained`.
 
     Raises:
       ValueError: an argument is out of range, or there is `patience` without `dev`.
+      KeyboardInterrupt: after a signal, with `raise_on_interrupt`; its `result` is the `Trained`.
     """
     settings = TrainingSettings() if settings is None else settings
     checked_method(method)
@@ -120,24 +124,35 @@ def train(
     if warm_up:
         began = time.perf_counter()
         first, _ = _run(
-            ratings, model, WARM_UP, warm_settings or settings, x0, warm, warm_up, None,
-            seconds=seconds, checkpoint=saved("warm-up"), progress=progress,
+            ratings, model, WARM_UP, warm_settings or settings, x0, warm, warm_up, None, seconds=seconds,
+            checkpoint=saved("warm-up"), progress=progress, raise_on_interrupt=raise_on_interrupt,
         )  # fmt: skip
         if seconds is not None:
             seconds = max(seconds - (time.perf_counter() - began), _LEAST_SECONDS)
         if first.outcome in (bx.Outcome.INTERRUPTED, bx.Outcome.TIME):
-            return Trained(first.x, 0.0, first.history, first.outcome, float("nan"))
+            cut = Trained(first.x, 0.0, first.history, first.outcome, float("nan"))
+            return _unless_interrupted(cut, raise_on_interrupt)
         x0 = first.x
     measure = None if dev is None else Missed(model, dev, name, cutoff)
     result, per_epoch = _run(
         ratings, model, method, settings, x0, rest, epochs, measure,
         every=every, patience=patience, seconds=seconds, checkpoint=saved("method"), progress=progress,
+        raise_on_interrupt=raise_on_interrupt,
     )  # fmt: skip
     best = result.best
     x, step = (result.x, int(result.state.step)) if best is None else (best.x, best.step)
     speed = result.steps_per_second
     seconds_per_epoch = per_epoch / speed if speed else float("nan")
-    return Trained(x, step / per_epoch, result.history, result.outcome, seconds_per_epoch)
+    trained = Trained(x, step / per_epoch, result.history, result.outcome, seconds_per_epoch)
+    return _unless_interrupted(trained, raise_on_interrupt)
+
+
+def _unless_interrupted(trained: Trained, raises: bool) -> Trained:
+    if raises and trained.outcome is bx.Outcome.INTERRUPTED:
+        interrupt = KeyboardInterrupt("the training was interrupted: this error's `result` holds its model")
+        interrupt.result = trained  # pyright: ignore[reportAttributeAccessIssue]
+        raise interrupt
+    return trained
 
 
 def _run(
@@ -152,32 +167,36 @@ def _run(
     every: int | None = None,
     patience: int | None = None,
     seconds: float | None = None,
+    raise_on_interrupt: bool = False,
     **options: Any,
 ) -> tuple[bx.Result, int]:
     per_epoch = steps_per_epoch(ratings.users, settings)
     problem, solver = make_method(method, ratings, model, settings, epochs * per_epoch)
     begin, go = jax.random.split(key)
     y0 = first_levels(method, problem, model, x0, begin, settings.negatives)
-    stop = bx.Stop(seconds=seconds)
+    stop = bx.Stop(seconds=seconds, raise_on_interrupt=raise_on_interrupt)
     if measure is not None:
         # The best epoch is kept without patience too: no run has this many measurements.
         endless = np.iinfo(np.int32).max
-        stop = bx.Stop(
-            seconds=seconds, patience=endless if patience is None else patience, watch=measure.name
+        stop = dataclasses.replace(
+            stop, patience=endless if patience is None else patience, watch=measure.name
         )
-    result = bx.minimize(
-        problem,
-        x0,
-        y0,
-        solver=solver,
-        steps=epochs * per_epoch,
-        key=go,
-        sampling=settings.sampling(ratings.users),
-        metrics=None if measure is None else {measure.name: measure},
-        every=None if every is None else every * per_epoch,
-        stop=stop,
-        **options,
-    )
+    try:
+        result = bx.minimize(
+            problem,
+            x0,
+            y0,
+            solver=solver,
+            steps=epochs * per_epoch,
+            key=go,
+            sampling=settings.sampling(ratings.users),
+            metrics=None if measure is None else {measure.name: measure},
+            every=None if every is None else every * per_epoch,
+            stop=stop,
+            **options,
+        )
+    except KeyboardInterrupt as interrupt:
+        result = interrupted.result_of(interrupt)
     return result, per_epoch
 
 
