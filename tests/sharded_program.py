@@ -122,6 +122,7 @@ def arrays(result):
 def main() -> None:
     """`NAME` runs a case, `NAME@CHECKPOINT@STEPS` goes on from a checkpoint in the folder up to a step.
 
+    {process} in CHECKPOINT is the number of the process; a checkpoint that cannot be used is printed.
     `estimate` prints the memory of a run, `rows` how rows are kept that are spread over the devices.
     """
     folder, *orders = sys.argv[1:]
@@ -143,8 +144,13 @@ def main() -> None:
             continue
         given = {"log": folder / f"{order}.jsonl"}
         if rest:
-            given |= {"checkpoint": folder / rest[0], "resume": True, "steps": int(rest[1])}
-        result = run(name, mesh=mesh, **given)
+            place = folder / rest[0].format(process=jax.process_index())
+            given |= {"checkpoint": place, "resume": True, "steps": int(rest[1])}
+        try:
+            result = run(name, mesh=mesh, **given)
+        except bx.CheckpointError as error:
+            print(order, "raised", error, flush=True)
+            continue
         found = arrays(result)
         if jax.process_index() == 0:
             np.savez(folder / f"{order}.npz", **found)

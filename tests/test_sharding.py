@@ -90,21 +90,26 @@ def test_a_checkpoint_of_eight_devices_restores_onto_one(eight, alone, tmp_path)
 
 
 def test_two_processes_follow_one_device_and_restore_what_eight_devices_saved(eight, alone, tmp_path):
-    """2 × 2 devices: a run of their own, and one that goes on from eight devices and is read by one."""
+    """2 × 2 devices: a run of their own, and one that goes on from eight devices and is read by one.
+
+    Processes that see different checkpoints do not resume.
+    """
     shutil.copytree(eight[0] / "wide", tmp_path / "of_eight")
+    (tmp_path / "own_0" / "step_20").mkdir(parents=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    orders = ["rows", "KSONG", "wide@of_eight@40"]
+    orders = ["rows", "KSONG@pair@20", "KSONG@pair@40", "wide@of_eight@40", "KSONG@own_{process}@40"]
     pair = [start(tmp_path, orders, 2, f"{address} 2 {number}") for number in range(2)]
     outputs = finish(pair)
     assert all("rows as uint32 split along blocks" in output for output in outputs)
-    assert all("KSONG on 4 devices, y split along blocks" in output for output in outputs)
-    agrees(np.load(tmp_path / "KSONG.npz"), alone("KSONG"))
+    assert all("KSONG@pair@40 on 4 devices, y split along blocks" in output for output in outputs)
+    assert all("raised the processes see different checkpoints" in output for output in outputs)
+    agrees(np.load(tmp_path / "KSONG@pair@40.npz"), alone("KSONG"))
     agrees(np.load(tmp_path / "wide@of_eight@40.npz"), alone("wide"))
     read = program.run("wide", checkpoint=tmp_path / "of_eight", resume=True)
     agrees(program.arrays(read), alone("wide"))
-    logged = (tmp_path / "KSONG.jsonl").read_text().splitlines()
+    logged = (tmp_path / "KSONG@pair@40.jsonl").read_text().splitlines()
     assert len(logged) == 2  # by one of the processes
 
 

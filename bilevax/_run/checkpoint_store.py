@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import hashlib
-import itertools
 import json
-import os
-import re
-import shutil
 import warnings
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
+from bilevax._run import checkpoint_arrays, checkpoint_files
 from bilevax._run.checkpoint import CheckpointError
-from bilevax._run.digest import SMALL, checksum
+from bilevax._run.digest import checksum
 from bilevax._run.directory_lock import DirectoryLock
 from bilevax._run.identity import differences
 from bilevax._step.state import State
 from bilevax._util import processes
 
 FORMAT = 6
-_PREFIX = "step"  # of the names of checkpoints: other folders are not touched
-
-
-_UNFINISHED = ".orbax-checkpoint-tmp"  # what the writer appends to the name while it writes
 
 
 class Saved(NamedTuple):
@@ -41,18 +32,26 @@ class Saved(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """A checkpoint that is being written: its step, the checksums of its arrays, and arrays like them.
+    """A checkpoint that is being written.
 
-    Where processes write parts of arrays there are none: devices may have no room for the arrays twice.
+    Attributes:
+      step: its step.
+      like: what its arrays are read into; None where processes write parts of arrays, because devices may
+        have no room for the arrays twice.
+      sums: checksums of its arrays.
     """
 
     step: int
-    sums: list[int]
-    like: list[np.ndarray] | None
+    like: dict[str, Any] | None
+    sums: dict[str, int]
 
 
 class CheckpointStore:
     """The checkpoints in a directory, locked for as long as this object is open.
+
+    A checkpoint is good once it was read, or written and read back. Only good ones are deleted, the oldest
+    first, when more than `keep` of them are on disk. docs/running.md lists the order of all this, and what is
+    left after a crash at any point.
 
     Args:
       directory: where they live; made if missing.
@@ -74,31 +73,47 @@ class CheckpointStore:
         self.directory, self.identity = Path(directory).absolute(), identity
         self._keep, self._together, self._args = keep, together, orbax.args
         self.failed = False  # a write: no other is tried
-        self._good: set[int] = set()  # steps whose checkpoints were read or written by this object
+        self._good: set[int] = set()  # the steps of the good checkpoints
         self._pending: Pending | None = None
-        self._lock = _locked_by_one(self.directory, together)
+        self._lock: DirectoryLock | None = None  # the first process holds it
         try:
-            self._clean()
+            self._everywhere(self._enter)
             # Threads that wait for folders which cannot be made would keep the program from ending.
             options = orbax.options.AsyncOptions(create_directories_asynchronously=False)
             self._writer = orbax.AsyncCheckpointer(orbax.CompositeCheckpointHandler(), async_options=options)
         except BaseException as error:
             self._release()
-            if not isinstance(error, Exception):
+            if isinstance(error, CheckpointError) or not isinstance(error, Exception):
                 raise
-            raise CheckpointError(f"{self.directory} cannot be used: {_first_line(error)}") from error
+            raise CheckpointError(f"cannot use {self.directory} for checkpoints: {_line(error)}") from error
+
+    def _enter(self) -> None:
+        """Locks the directory, and removes what a run left unfinished when it was killed."""
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            if self._is_first:
+                self._lock = DirectoryLock(self.directory)
+        except OSError as error:
+            raise CheckpointError(f"cannot write checkpoints to {self.directory}: {error}") from error
+        for step in self.steps():
+            checkpoint_files.require_files(self._path(step))
+        if self._is_first:
+            checkpoint_files.delete_unfinished(self.directory)
 
     def steps(self) -> list[int]:
-        """The steps of the saved checkpoints, in order."""
-        return sorted(_steps_in(self.directory))
+        """The steps of the finished checkpoints, in order."""
+        return checkpoint_files.steps_in(self.directory)
 
     def require_none(self) -> None:
         """Raises if there are checkpoints: those of a new run must not be mixed with those of an old one."""
+        self._require_one_directory()
         if self.steps():
             raise CheckpointError(
                 f"{self.directory} holds checkpoints of steps {self.steps()}: go on with resume=True, or "
                 "give a new run a directory of its own"
             )
+
+    # --- writing ---------------------------------------------------------------
 
     def save(self, state: State, extra: Any, notes: dict[str, Any]) -> None:
         """Starts to write the state, other arrays and JSON notes; returns before they are on disk.
@@ -111,19 +126,21 @@ class CheckpointStore:
         if step in self._good:
             return
         leaves = jax.tree.leaves((state, extra))
-        sums = [checksum(leaf) for leaf in leaves]
+        meta = {"format": FORMAT, "identity": self.identity, "notes": json.loads(json.dumps(notes))}
+        meta = checkpoint_files.sealed(meta | {"sums": [checksum(leaf) for leaf in leaves]})
         # Written in the background, so what will change is copied now. (The writer itself copies arrays that
         # other processes hold parts of.)
-        arrays = [leaf if _in_parts(leaf) else processes.on_host(leaf) for leaf in leaves]
-        notes = json.loads(json.dumps(notes))
-        meta = _sealed({"format": FORMAT, "identity": self.identity, "sums": sums, "notes": notes})
-        items = {"arrays": self._args.StandardSave(_packed(arrays)), "meta": self._args.JsonSave(meta)}
-        path = self._path(step)
-        self._guard(lambda: self._writer.save(path, args=self._args.Composite(**items)))
-        whole = not any(map(_in_parts, leaves))
-        # Arrays that take no memory.
-        like = [np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape) for leaf in leaves] if whole else None
-        self._pending = Pending(step, sums, like)
+        parts = [checkpoint_arrays.in_parts(leaf) for leaf in leaves]
+        arrays = checkpoint_arrays.packed(
+            [leaf if part else processes.on_host(leaf) for leaf, part in zip(leaves, parts, strict=True)]
+        )
+        items = {"arrays": self._args.StandardSave(arrays), "meta": self._args.JsonSave(meta)}
+        self._guard(lambda: self._writer.save(self._path(step), args=self._args.Composite(**items)))
+        if any(parts):
+            self._pending = Pending(step, None, {})
+        else:
+            like = {name: checkpoint_arrays.blank(array) for name, array in arrays.items()}
+            self._pending = Pending(step, like, checkpoint_arrays.checksums(arrays))
 
     def wait(self) -> None:
         """Returns when everything is on disk.
@@ -135,36 +152,45 @@ class CheckpointStore:
 
     def _finish(self) -> None:
         """Waits for the write, makes sure that it succeeded, and deletes what is no longer kept."""
-        self._writer.wait_until_finished()
-        if self._lock is not None:
-            self._lock.check()
         pending, self._pending = self._pending, None
+        self._everywhere(self._wait_for_writer)
         if pending is None:
             return
         try:
-            self._verify(pending)
-        except Exception:
-            self._set_aside([pending.step])
+            # Metadata first: reading arrays waits for all processes.
+            self._everywhere(lambda: checkpoint_files.read_meta(self._path(pending.step)))
+            self._everywhere(lambda: self._verify(pending))
+        except Exception as error:
+            # If the read failed, the checkpoint may be good: a resumed run tries again.
+            if self._is_first and _severity(error) == _DAMAGED:
+                checkpoint_files.set_aside(self._path(pending.step))
             raise
-        self._good.add(pending.step)
+        self._everywhere(lambda: self._keep_latest(pending.step))
+
+    def _wait_for_writer(self) -> None:
+        self._writer.wait_until_finished()
         if self._lock is not None:
-            # The writer syncs the arrays only: notes and names would not survive a power failure.
-            _sync(self._path(pending.step))
-            for step in [step for step in self.steps() if step in self._good][: -self._keep]:
-                _delete(self._path(step))
+            self._lock.check()
 
     def _verify(self, pending: Pending) -> None:
         """Raises unless what was written can be read: the writer may miss an error of the file system."""
-        if self._read_meta(pending.step)["sums"] != pending.sums:
-            raise ValueError("it holds something else than was written")
-        if pending.like is None:
-            return
-        with jax.default_device(jax.devices("cpu")[0]):
-            for array, expected in zip(
-                self._read_arrays(pending.step, pending.like), pending.sums, strict=True
-            ):
-                if checksum(array) != expected:
-                    raise ValueError("it holds other arrays than were written")
+        if pending.like is not None:
+            read = self._read_arrays(pending.step, pending.like)
+            if checkpoint_arrays.checksums(read) != pending.sums:
+                raise ValueError("it holds other arrays than were written")
+
+    def _keep_latest(self, step: int) -> None:
+        """Counts a checkpoint among the good ones once it is durable, and deletes the oldest of them."""
+        if self._is_first:
+            # The writer syncs the arrays only: metadata and names would not survive a power failure.
+            checkpoint_files.sync(self._path(step))
+        self._good.add(step)
+        for old in sorted(self._good)[: -self._keep]:
+            self._good.remove(old)
+            if self._is_first and old in self.steps():
+                checkpoint_files.delete(self._path(old))
+
+    # --- reading ---------------------------------------------------------------
 
     def restore(self, state: State, extra: Any) -> Saved | None:
         """The latest checkpoint that can be read; None if there is none.
@@ -178,44 +204,84 @@ class CheckpointStore:
         Raises:
           CheckpointError: if the checkpoint is of another run, or all are damaged.
         """
+        self._require_one_directory()
         steps = self.steps()
         for place, step in reversed(list(enumerate(steps))):
             try:
-                saved = self._read(step, state, extra)
+                meta = self._everywhere(lambda step=step: self._read_meta(step, state, extra))
+                saved = self._everywhere(lambda step=step, meta=meta: self._read(step, meta, state, extra))
             except CheckpointError:
                 raise
             except Exception as error:
-                if _may_pass(error):
+                if checkpoint_files.may_pass(error):
                     raise CheckpointError(
-                        f"checkpoint {self._path(step)} could not be read ({_first_line(error)}); nothing "
-                        "was changed: try again, or move it away to use the one before it"
+                        f"checkpoint {self._path(step)} could not be read ({_line(error)}); nothing was "
+                        "changed: try again, or move it away to use the one before it"
                     ) from error
                 warnings.warn(
-                    f"checkpoint {self._path(step)} is damaged ({_first_line(error)}); trying the one "
-                    "before it",
+                    f"checkpoint {self._path(step)} is damaged ({_line(error)}); trying the one before it",
                     stacklevel=3,
                 )
                 continue
-            try:
-                self._set_aside(steps[place + 1 :])
-            except OSError as error:
-                raise CheckpointError(f"damaged checkpoints could not be renamed: {error}") from error
+            self._everywhere(lambda later=steps[place + 1 :]: self._set_aside(later))
             self._good = {step, *filter(self._is_ours, steps[:place])}
             return saved
         if steps:
             raise CheckpointError(f"all checkpoints in {self.directory} are damaged: steps {steps}")
         return None
 
-    def _set_aside(self, steps: list[int]) -> None:
-        """Renames damaged checkpoints: they are in the way of new ones, but nothing is deleted."""
-        if steps and (not self._together or jax.process_index() == 0):
-            for step in steps:
-                self._path(step).rename(_unused(self.directory / f"damaged_{_PREFIX}_{step}"))
-        if self._together:
-            processes.agreed([0])  # all of them see the new names
+    def _read_meta(self, step: int, state: State, extra: Any) -> dict[str, Any]:
+        """The metadata of a checkpoint; raises if it is not one of this run."""
+        path = self._path(step)
+        meta = checkpoint_files.read_meta(path)
+        if meta["format"] != FORMAT:
+            raise CheckpointError(f"checkpoint {path} has format {meta['format']}, expected {FORMAT}")
+        found = differences(meta["identity"], self.identity)
+        if found:
+            raise CheckpointError(f"checkpoint {path} belongs to another run: {'; '.join(found)}")
+        if len(meta["sums"]) != len(jax.tree.leaves((state, extra))):
+            raise CheckpointError(
+                f"checkpoint {path} was written with{'out' if extra is not None else ''} patience: resume it "
+                "in the same way"
+            )
+        return meta
 
-    def _path(self, step: int) -> Path:
-        return self.directory / f"{_PREFIX}_{step}"
+    def _read(self, step: int, meta: dict[str, Any], state: State, extra: Any) -> Saved:
+        """The arrays of a checkpoint, compared with the checksums in its metadata."""
+        leaves, structure = jax.tree.flatten((state, extra))
+        read = self._read_arrays(step, checkpoint_arrays.template(leaves))
+        arrays = [
+            checkpoint_arrays.placed(array, leaf)
+            for array, leaf in zip(checkpoint_arrays.unpacked(read, leaves), leaves, strict=True)
+        ]
+        for number, (array, expected) in enumerate(zip(arrays, meta["sums"], strict=True)):
+            if checksum(array) != expected:
+                raise ValueError(f"the checksum of array {number} does not match")
+        state, extra = jax.tree.unflatten(structure, arrays)
+        if int(state.step) != step:
+            raise ValueError(f"it holds step {int(state.step)}")
+        return Saved(state, extra, meta["notes"])
+
+    def _read_arrays(self, step: int, like: dict[str, Any]) -> dict[str, Any]:
+        items = self._args.Composite(arrays=self._args.StandardRestore(like))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return self._writer.restore(self._path(step), args=items)["arrays"]
+
+    def _is_ours(self, step: int) -> bool:
+        """Whether a checkpoint is one of this run: others are not deleted."""
+        with contextlib.suppress(Exception):
+            return not differences(checkpoint_files.read_meta(self._path(step))["identity"], self.identity)
+        return False
+
+    def _set_aside(self, steps: list[int]) -> None:
+        try:
+            for step in steps if self._is_first else []:
+                checkpoint_files.set_aside(self._path(step))
+        except OSError as error:
+            raise CheckpointError(f"damaged checkpoints could not be renamed: {error}") from error
+
+    # --- both ------------------------------------------------------------------
 
     def close(self) -> None:
         """Waits for the writes and releases the lock; `wait` reports whether they succeeded."""
@@ -229,225 +295,76 @@ class CheckpointStore:
         if self._lock is not None:
             self._lock.release()
 
-    def _clean(self) -> None:
-        """Removes what a run left unfinished when it was killed; raises if a pipe would be waited for."""
-        for step in self.steps():
-            _require_files(self._path(step))
-        if self._lock is not None:
-            for path in self.directory.glob(f"{_PREFIX}_*{_UNFINISHED}*"):
-                if _step_of(path.name.split(_UNFINISHED)[0]) is not None and not path.is_symlink():
-                    shutil.rmtree(path)
+    @property
+    def _is_first(self) -> bool:
+        """Whether this process locks, renames and deletes."""
+        return not self._together or jax.process_index() == 0
 
-    def _read(self, step: int, state: State, extra: Any) -> Saved:
-        meta = self._read_meta(step)
-        if meta["format"] != FORMAT:
-            raise CheckpointError(
-                f"checkpoint {self._path(step)} has format {meta['format']}, expected {FORMAT}"
-            )
-        found = differences(meta["identity"], self.identity)
-        if found:
-            raise CheckpointError(f"checkpoint {self._path(step)} belongs to another run: {'; '.join(found)}")
-        leaves, structure = jax.tree.flatten((state, extra))
-        if len(meta["sums"]) != len(leaves):
-            raise CheckpointError(
-                f"checkpoint {self._path(step)} was written "
-                f"with{'out' if extra is not None else ''} patience: resume it in the same way"
-            )
-        read = self._read_arrays(step, leaves)
-        arrays = [_placed(array, leaf) for array, leaf in zip(read, leaves, strict=True)]
-        for number, (array, expected) in enumerate(zip(arrays, meta["sums"], strict=True)):
-            if checksum(array) != expected:
-                raise ValueError(f"the checksum of array {number} does not match")
-        state, extra = jax.tree.unflatten(structure, arrays)
-        if int(state.step) != step:
-            raise ValueError(f"it holds step {int(state.step)}")
-        return Saved(state, extra, meta["notes"])
+    def _path(self, step: int) -> Path:
+        return checkpoint_files.path_of(self.directory, step)
 
-    def _read_meta(self, step: int) -> dict[str, Any]:
-        items = self._args.Composite(meta=self._args.JsonRestore())
-        meta = self._writer.restore(self._path(step), args=items)["meta"]
-        if not _intact(meta):
-            raise ValueError("the checksum of its notes does not match")
-        return meta
-
-    def _read_arrays(self, step: int, leaves: list[Any]) -> list[Any]:
-        like = _packed([leaf if _in_parts(leaf) else np.empty(leaf.shape, leaf.dtype) for leaf in leaves])
-        items = self._args.Composite(arrays=self._args.StandardRestore(like))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            read = self._writer.restore(self._path(step), args=items)["arrays"]
-        return _unpacked(read, leaves)
-
-    def _is_ours(self, step: int) -> bool:
-        """Whether a checkpoint is one of this run: others are not deleted."""
-        with contextlib.suppress(Exception):
-            return not differences(self._read_meta(step)["identity"], self.identity)
-        return False
-
-    def _guard(self, act: Any) -> None:
+    def _everywhere(self, act: Callable[[], Any]) -> Any:
+        """Does something in every process; if it fails in one, all raise an error of the same severity."""
+        found, failure = None, None
         try:
-            act()
+            found = act()
+        except Exception as error:
+            failure = error
+        if self._together:
+            own = 0 if failure is None else _severity(failure)
+            (worst,) = processes.agreed([own])
+            if worst > own:
+                kind = CheckpointError if worst == _REFUSED else ValueError
+                failure = kind(f"another process could not use {self.directory}; its error says why")
+        if failure is not None:
+            raise failure
+        return found
+
+    def _require_one_directory(self) -> None:
+        """Raises if the processes see different checkpoints: they would not resume from the same step."""
+        if not self._together:
+            return
+        word = zlib.crc32(repr(self.steps()).encode())
+        halves = [word >> 16, word & 0xFFFF]  # `agreed` takes floats of 24 bits
+        *highest, first, second = processes.agreed([*halves, *(-half for half in halves)])
+        if highest != [-first, -second]:
+            raise CheckpointError(
+                f"the processes see different checkpoints in {self.directory} (this one those of steps "
+                f"{self.steps()}): it must be one directory that all of them share"
+            )
+
+    def _guard(self, act: Callable[[], Any]) -> None:
+        try:
+            self._everywhere(act)
         except Exception as error:
             self.failed = True
-            kept = self.steps()
+            kept = [step for step in self.steps() if step in self._good]
             full = "No space left" in str(error)
             raise CheckpointError(
                 f"a checkpoint could not be written to {self.directory}: "
-                f"{'the disk is full (No space left on device)' if full else _first_line(error)}; "
+                f"{'the disk is full (No space left on device)' if full else _line(error)}; "
                 f"those of steps {kept} are unharmed"
             ) from error
 
 
 def saved_strata(directory: str | Path) -> int | None:
     """The strata of the run whose checkpoints these are, so that other devices can continue it."""
-    for step in sorted(_steps_in(Path(directory)), reverse=True):
+    for step in reversed(checkpoint_files.steps_in(Path(directory))):
         with contextlib.suppress(Exception):  # `restore` will say what is wrong
-            path = Path(directory) / f"{_PREFIX}_{step}" / "meta" / "metadata"
-            _require_files(path.parent)
-            meta = json.loads(path.read_text(encoding="utf-8"))
-            if _intact(meta):
-                return int(meta["identity"]["strata"])
+            meta = checkpoint_files.read_meta(checkpoint_files.path_of(Path(directory), step))
+            return int(meta["identity"]["strata"])
     return None
 
 
-def _steps_in(directory: Path) -> list[int]:
-    """The steps of the finished checkpoints in a directory; none if it cannot be listed."""
-    with contextlib.suppress(OSError):
-        found = [_step_of(path.name) for path in directory.iterdir()]
-        return [step for step in found if step is not None]
-    return []
+_DAMAGED, _REFUSED = 1, 2
 
 
-def _step_of(name: str) -> int | None:
-    """The step of the checkpoint of that name; None if it is no checkpoint's name."""
-    found = re.fullmatch(rf"{_PREFIX}_(0|[1-9][0-9]{{0,18}})", name)
-    return None if found is None else int(found[1])
+def _severity(error: Exception) -> int:
+    """Whether a checkpoint is damaged, or nothing is known about it."""
+    refused = isinstance(error, CheckpointError) or checkpoint_files.may_pass(error)
+    return _REFUSED if refused else _DAMAGED
 
 
-def _sealed(meta: dict[str, Any]) -> dict[str, Any]:
-    """The metadata with a checksum of all of it."""
-    return meta | {"checksum": _digest(meta)}
-
-
-def _intact(meta: Any) -> bool:
-    return isinstance(meta, dict) and meta.get("checksum") == _digest(
-        {name: value for name, value in meta.items() if name != "checksum"}
-    )
-
-
-def _digest(meta: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
-
-
-# What a damaged checkpoint may look like to the operating system; other errors say nothing about the files.
-_DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
-# How the library that reads arrays writes them in messages, in its older and newer versions.
-_OS_ERROR = re.compile(r"(?:OS error |os_error_code=')(\d+)")
-
-
-def _may_pass(error: BaseException) -> bool:
-    """Whether a read failed for a reason that says nothing about the file: it may work the next time."""
-    chain: list[BaseException] = []
-    while error not in chain:
-        chain.append(error)
-        error = error.__cause__ or error.__context__ or error
-    codes = [one.errno for one in chain if isinstance(one, OSError) and one.errno is not None]
-    codes += [int(code) for one in chain for code in _OS_ERROR.findall(str(one))]
-    return any(isinstance(one, MemoryError) for one in chain) or any(code not in _DAMAGE for code in codes)
-
-
-def _require_files(folder: Path) -> None:
-    """Raises if a folder holds anything but files and folders: a pipe would be waited for."""
-    for path in (folder, *folder.rglob("*")):
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            raise ValueError(f"{path} is not a file")
-
-
-def _sync(checkpoint: Path) -> None:
-    """Returns when a checkpoint and its name would survive a power failure."""
-    for path in (*checkpoint.rglob("*"), checkpoint, checkpoint.parent):
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(handle)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that cannot sync this
-                raise
-        finally:
-            os.close(handle)
-
-
-def _delete(checkpoint: Path) -> None:
-    """Deletes a checkpoint. It loses its name first, so that none is found with files missing."""
-    gone = checkpoint.with_name(f"{checkpoint.name}{_UNFINISHED}")
-    checkpoint.rename(gone)
-    shutil.rmtree(gone)
-
-
-def _unused(path: Path) -> Path:
-    """A path that does not exist, with a number if necessary."""
-    names = itertools.chain([path], (path.with_name(f"{path.name}_{count}") for count in itertools.count(2)))
-    return next(name for name in names if not os.path.lexists(name))
-
-
-def _locked_by_one(directory: Path, together: bool) -> DirectoryLock | None:
-    """The lock of a directory, which the first of several processes holds; all raise if it cannot."""
-    lock, failure = None, None
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if not together or jax.process_index() == 0:
-            lock = DirectoryLock(directory)
-    except CheckpointError as error:
-        failure = error
-    except OSError as error:
-        failure = CheckpointError(f"cannot write checkpoints to {directory}: {error}")
-        failure.__cause__ = error
-    if together and processes.agreed([failure is not None])[0] and failure is None:
-        failure = CheckpointError(f"another process cannot write checkpoints to {directory}")
-    if failure is not None:
-        raise failure
-    return lock
-
-
-def _packed(arrays: list[Any]) -> dict[str, Any]:
-    """Large arrays by their number, and the bytes of all small ones, one after the other.
-
-    (The writer keeps some memory for every array it has ever written.)
-    """
-    out = {_name(number): array for number, array in enumerate(arrays) if array.nbytes >= SMALL}
-    small = [array.reshape(-1).view(np.uint8) for array in arrays if array.nbytes < SMALL]
-    return out | {"small": np.concatenate([*small, np.zeros(1, np.uint8)])}
-
-
-def _unpacked(read: dict[str, Any], like: list[Any]) -> list[Any]:
-    """The inverse of `_packed`, for arrays of those shapes and dtypes."""
-    small, place, out = np.asarray(read["small"]), 0, []
-    for number, leaf in enumerate(like):
-        if leaf.nbytes >= SMALL:
-            out.append(read[_name(number)])
-            continue
-        out.append(small[place : place + leaf.nbytes].view(leaf.dtype).reshape(leaf.shape))
-        place += leaf.nbytes
-    return out
-
-
-def _in_parts(leaf: Any) -> bool:
-    """Whether several processes hold parts of an array that is large enough to be written in parts."""
-    return (
-        isinstance(leaf, jax.Array)
-        and leaf.nbytes >= SMALL
-        and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
-    )
-
-
-def _placed(array: Any, like: jax.Array) -> jax.Array:
-    """An array that was read, placed like another one."""
-    single = len(like.sharding.device_set) == 1
-    return jnp.asarray(array) if single else processes.put(array, like.sharding)
-
-
-def _name(number: int) -> str:
-    return f"array_{number:04d}"
-
-
-def _first_line(error: Exception) -> str:
+def _line(error: Exception) -> str:
+    """The first line of an error's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
