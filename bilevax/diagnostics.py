@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from bilevax._problem.problem import Problem
+from bilevax._problem.row_means import check_row_means
 from bilevax._step.state import State
 from bilevax._truth.exact import (
     Accuracy,
@@ -343,6 +344,7 @@ def _prepare(
             given[name] = jax.tree.map(lambda a: a.astype(dtype), checks.floating(label, given[name]))
     given |= inferred(problem, sampler, x, given)
     x, start, _ = checked_start(problem, x, problem.view(given), sampler)
+    check_row_means(problem, x, problem.view(given))
     if blocks_at_once is None:
         group = group_size(problem, sampler, start)
     else:

@@ -60,6 +60,11 @@ class Problem(eqx.Module):
         of the batch's items, say). They then receive that value in place of x, and a step evaluates and
         differentiates s once for all of them. f and all levels must see the same batch: one `lower_data`,
         and `upper_data` the name of a level.
+      means_over_rows: f, g and c are means over the rows of their batch; this is checked on a few rows when
+        a run starts. False skips the check, for functions of the whole batch such as batch normalisation.
+        A run then minimises the mean of f over *batches* of its `batch_size`, ragged blocks cannot be used
+        with all rows, and `BlockPAGE`, `BlockSAGA` and the diagnostics solve the problem of all rows at
+        once, which is another one.
 
     Example:
       >>> import bilevax as bx, jax.numpy as jnp
@@ -82,6 +87,7 @@ class Problem(eqx.Module):
     named: bool = eqx.field(static=True)
     upper_shares: str | None = eqx.field(static=True)
     through: Callable[..., PyTree] | None = eqx.field(static=True)
+    means_over_rows: bool = eqx.field(static=True)
     axis: str | None = eqx.field(static=True)  # of the mesh, on a device that holds a share of the blocks
 
     def __init__(
@@ -92,10 +98,13 @@ class Problem(eqx.Module):
         upper_data: Rows | str | None = None,
         lower_data: Rows | Mapping[str, Rows | None] | None = None,
         through: Callable[[PyTree, PyTree, PyTree], PyTree] | None = None,
+        means_over_rows: bool = True,
     ):
         if not callable(upper):
             raise TypeError(f"upper must be a function f(x, y, block, batch), got {type(upper).__name__}")
-        self.upper, self.axis = upper, None
+        if not isinstance(means_over_rows, bool):
+            raise TypeError(f"means_over_rows must be True or False, got {means_over_rows!r}")
+        self.upper, self.axis, self.means_over_rows = upper, None, means_over_rows
         self.named = isinstance(lower, Mapping)
         self.levels = {name: _as_level(name, one) for name, one in _by_name(lower).items()}
         if not self.levels:

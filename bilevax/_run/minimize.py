@@ -13,6 +13,7 @@ from jax import Array
 from jax.sharding import Mesh
 
 from bilevax._problem.problem import Problem
+from bilevax._problem.row_means import check_row_means
 from bilevax._problem.sampling import Sampler, Sampling, as_sampling
 from bilevax._run.checkpoint import Checkpoint, as_checkpoint
 from bilevax._run.checkpoint_store import CheckpointStore, saved_strata
@@ -265,6 +266,7 @@ def _start(
     shards: Shards | None,
 ) -> tuple[AbstractSolver, Problem, State]:
     """The solver and the problem as a compiled chunk takes them, and the state before the first step."""
+    check_row_means(problem, x0, y0)
     if shards is not None:
         shards.check(solver, problem, x0, y0, sampler)
         problem = shards.place(shards.spread(problem))

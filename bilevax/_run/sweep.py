@@ -16,6 +16,7 @@ import numpy as np
 from jax import Array
 
 from bilevax._problem.problem import Problem
+from bilevax._problem.row_means import check_row_means
 from bilevax._problem.sampling import Sampling, as_sampling
 from bilevax._run.progress import Progress, make_progress
 from bilevax._run.run import checked_steps
@@ -155,6 +156,7 @@ def sweep(
         made = solver(**{name: column[row].item() for name, column in columns.items()})
         checks.solver(made, AbstractSolver)
         made.check(problems[0], sampler)
+    check_row_means(problems[0], x0, y0)
     stacked = _stack(problems) if many else problem
     display = make_progress(progress, steps)
 

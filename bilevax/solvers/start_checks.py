@@ -32,6 +32,11 @@ def checked_start(
     given = dict.fromkeys(problem.levels) if y0 is None else problem.split("y0", y0)
     block, upper, lower = _one_block(problem, sampler)
     padded = _padded(problem, sampler)
+    if padded and not problem.means_over_rows:
+        raise ValueError(
+            "means_over_rows=False does not go with ragged blocks and all rows, whose functions are called on "
+            "one row at a time: give batch_size"
+        )
     y, one, estimated = {}, {}, set()
     for name, level in problem.levels.items():
         label = f"y0[{name!r}]" if problem.named else "y0"

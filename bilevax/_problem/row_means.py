@@ -1,0 +1,337 @@
+"""A check of the contract that f, g and c are means over the rows of a batch.
+
+Padded batches, row groups and the diagnostics rely on it: they call a function on rows one by one and average
+the values. A sum or a root of a mean would give wrong results without an error. So a few rows of one block
+are compared with the batch of all of them, once per problem, at the start and at two perturbed points: where
+y = 0, many losses are the same for every row.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from bilevax._problem.problem import Problem
+from bilevax._problem.rows import PerBlock, Rows, Shared
+from bilevax._problem.stream import Stream
+from bilevax._util import checks
+
+PyTree = Any
+Value = Callable[[PyTree, PyTree], PyTree]  # of (point, rows)
+
+_ROWS = 8
+_AMOUNTS = (0.0, 0.1, 1.0)  # how far x and y are perturbed, relative to their size
+_KEPT = 64
+_QUICKLY: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}  # the program runs once
+_passed: collections.OrderedDict[Any, None] = collections.OrderedDict()
+
+_SUM = "It looks like a sum over the rows: use jnp.mean in place of jnp.sum"
+_NORM = "It looks like the root of a sum over the rows: return the mean of the squares instead"
+_COUNT = "It depends on how many rows there are: return a mean over them"
+_ROOT = (
+    "It looks like the root of a mean (an RMSE): return the mean square instead, or track the mean square as "
+    "a bx.mean level and take the root of y in the upper function"
+)
+_OTHER = (
+    "It depends on the batch as a whole, as a ratio or log of means, weights normalised over the batch, "
+    "batch statistics and pairwise losses do: track such means as bx.mean levels, and combine them in the "
+    "upper function"
+)
+
+
+class Checked(NamedTuple):
+    """A user's function, with the rows to compare.
+
+    Attributes:
+      name: what messages call it.
+      value: the function, of a point (x, y by level) and rows.
+      point: x and y of one block, where the function is evaluated first.
+      rows: some rows of that block.
+      block: its number.
+    """
+
+    name: str
+    value: Value
+    point: PyTree
+    rows: PyTree
+    block: int
+
+
+def check_row_means(problem: Problem, x0: PyTree, y0: PyTree) -> None:
+    """Raises unless f, every g and every c is a mean over the rows of its batch, as far as a few rows show.
+
+    Only rows of `Shared` and `PerBlock` are compared. Functions that fail on a batch of one row, draw random
+    numbers or read slots of their own are left out.
+
+    Args:
+      problem: the problem.
+      x0: where x starts.
+      y0: where the lower variables start, as in `minimize`.
+
+    Raises:
+      ValueError: with the name of the function and what it looks like.
+    """
+    if not problem.means_over_rows or _is_unknown((problem, x0, y0)):
+        return
+    x = checks.floating("x0", x0)
+    y = dict.fromkeys(problem.levels) if y0 is None else problem.split("y0", y0)
+    if not all(_fits(problem, name, tree) for name, tree in y.items()):
+        return  # the start of a run says what is wrong
+    key = _key(problem, x, y)
+    if key in _passed:
+        _passed.move_to_end(key)
+        return
+    for one in _functions(problem, x, y):
+        _check(one)
+    _passed[key] = None
+    if len(_passed) > _KEPT:
+        _passed.popitem(last=False)
+
+
+def _fits(problem: Problem, name: str, y: PyTree) -> bool:
+    """Whether a level's y has an entry for every slot, or is left out where it may be."""
+    if y is None:
+        return not problem.levels[name].has_hessian
+    slots = problem.slots_of(name)
+    return all(np.ndim(leaf) and np.shape(leaf)[0] == slots for leaf in jax.tree.leaves(y))
+
+
+def _is_unknown(tree: PyTree) -> bool:
+    """Whether some array is traced, or held by other processes."""
+    leaves = jax.tree.leaves(tree)
+    return any(checks.is_traced(leaf) or not getattr(leaf, "is_fully_addressable", True) for leaf in leaves)
+
+
+def _key(problem: Problem, x: PyTree, y: PyTree) -> Any:
+    """What the outcome of a check depends on: the functions, and the shapes of all they are given."""
+    functions = tuple((name, level.kind, level.function) for name, level in problem.levels.items())
+    leaves, structure = jax.tree.flatten((x, y, problem))
+    shapes = tuple((np.shape(leaf), str(getattr(leaf, "dtype", ""))) for leaf in leaves)
+    return problem.upper, functions, structure, shapes
+
+
+def _functions(problem: Problem, x: PyTree, y: dict[str, PyTree]) -> Iterator[Checked]:
+    """The functions that can be checked."""
+    own_slots = any(level.slots is not None for level in problem.levels.values())
+    sources = {name: problem.lower_data[place] for name, place in problem.source_of}
+    upper = problem.upper_data if problem.upper_shares is None else sources[problem.upper_shares]
+    if not own_slots and isinstance(upper, (Shared, PerBlock)):
+        found = _some_rows(upper)
+        if found is not None:
+            block, rows = found
+            constants = _entry(problem.blocks, block)
+            start = _starting_y(problem, x, y, block)
+            if start is not None:
+                yield Checked(
+                    "upper",
+                    lambda point, rows, c=constants: problem.upper(point[0], problem.view(point[1]), c, rows),
+                    (x, start),
+                    rows,
+                    block,
+                )
+    for name, level in problem.levels.items():
+        found = None if level.slots is not None else _some_rows(sources[name])
+        if found is None:
+            continue
+        block, rows = found
+        constants = _entry(problem.blocks, block)
+        if level.has_hessian:
+            start = _entry(y[name], block)
+            value = functools.partial(_of_lower, level.function, constants)
+        else:
+            start, value = None, functools.partial(_of_mean, level.function, constants)
+        yield Checked(f"lower level {name!r}", value, (x, start), rows, block)
+
+
+def _of_lower(function: Callable[..., Any], constants: PyTree, point: PyTree, rows: PyTree) -> PyTree:
+    return function(*point, constants, rows)
+
+
+def _of_mean(function: Callable[..., Any], constants: PyTree, point: PyTree, rows: PyTree) -> PyTree:
+    return function(point[0], constants, rows)
+
+
+def _starting_y(problem: Problem, x: PyTree, y: dict[str, PyTree], block: int) -> dict[str, PyTree] | None:
+    """One block's y; a mean without a start is computed from a few rows. None if that is not possible."""
+    sources = {name: problem.lower_data[place] for name, place in problem.source_of}
+    start = {}
+    for name, level in problem.levels.items():
+        if y[name] is not None:
+            start[name] = _entry(y[name], block)
+            continue
+        found = _some_rows(sources[name], block)
+        rows = None if found is None else found[1]
+        if level.has_hessian or (found is None and sources[name] is not None):
+            return None
+        try:
+            start[name] = jax.jit(level.function)(x, _entry(problem.blocks, block), rows)
+        except Exception:  # a user's function may fail in any way; the start of the run will say so
+            return None
+    return start
+
+
+def _some_rows(source: Rows | None, block: int | None = None) -> tuple[int, PyTree] | None:
+    """Rows of a block, the longest unless one is given, from its first to its last; None if there is one."""
+    if isinstance(source, Shared):
+        first, length, block = 0, source.count, block or 0
+    elif isinstance(source, PerBlock):
+        lengths = np.asarray(source.lengths)
+        block = int(np.argmax(lengths)) if block is None else block
+        first, length = int(source.starts[block]), int(lengths[block])
+    else:
+        return None
+    count = min(_ROWS, length)
+    if count < 2:
+        return None
+    places = first + np.linspace(0, length - 1, count).astype(np.int32)
+    return block, source.packed.take(jnp.asarray(places))
+
+
+def _entry(tree: PyTree, place: int) -> PyTree:
+    return jax.tree.map(lambda a: jnp.asarray(a)[place], tree)
+
+
+def _check(one: Checked) -> None:
+    """Raises if one function is not a mean over rows."""
+    seen = _measured(_rows_and_batch, one)
+    if seen is None:
+        return
+    whole, single = (jax.tree.leaves(part) for part in seen)
+    exact = _tolerance((one.point, one.rows, whole))
+    for place, amount in enumerate(_AMOUNTS):
+        for leaf, (batch, rows) in enumerate(zip(whole, single, strict=True)):
+            batch, rows = np.asarray(batch[place], float), np.asarray(rows[place], float)
+            if not np.isfinite(batch).all():
+                continue
+            if not np.isfinite(rows).all():
+                if amount == 0:
+                    raise _refused(
+                        one, f"{_short(batch)} on {len(rows)} rows", "not finite on some of them alone"
+                    )
+                continue
+            error, scale = np.abs(batch - rows.mean(0)), max(np.abs(batch).max(), np.abs(rows).max())
+            if error.max() > exact * scale:
+                _look_closer(one, seen, place, leaf, exact)
+
+
+def _rows_and_batch(one: Checked, point: PyTree, rows: PyTree) -> Any:
+    """The function on all rows, and on each of them as a batch of one."""
+    return one.value(point, rows), jax.vmap(lambda row: one.value(point, _as_batch(row)))(rows)
+
+
+def _closer(one: Checked, point: PyTree, rows: PyTree) -> Any:
+    """The function on the rows in reverse, twice and three times, and on the first row twice with another."""
+    count = jax.tree.leaves(rows)[0].shape[0]
+    order = np.arange(count)
+    choices = [order[::-1], np.tile(order, 2), np.tile(order, 3)]
+    seen = [one.value(point, _entry(rows, choice)) for choice in choices]  # pyright: ignore[reportArgumentType]
+    pairs = jax.vmap(lambda a: one.value(point, jax.tree.map(lambda r: jnp.stack([r[0], r[0], r[a]]), rows)))
+    return *seen, pairs(order[1:])
+
+
+def _look_closer(one: Checked, seen: Any, place: int, leaf: int, exact: float) -> None:
+    """Raises, with what a function looks like that is not a mean; unless rounding explains it."""
+    closer = _measured(_closer, one)
+
+    def at(tree: PyTree) -> np.ndarray:
+        return np.asarray(jax.tree.leaves(tree)[leaf][place], float)
+
+    batch, rows = at(seen[0]), at(seen[1])
+    worst = np.unravel_index(np.argmax(np.abs(batch - rows.mean(0))), batch.shape)
+    batch, rows = float(batch[worst]), rows[(slice(None), *worst)]
+    scale = max(abs(batch), float(np.abs(rows).max()))
+    got = f"{batch:.6g} on {len(rows)} rows"
+    expected = f"the mean of its values on each of them alone is {rows.mean():.6g}"
+    if closer is None:
+        raise _refused(one, got, expected)
+    reverse, twice, thrice = (float(at(tree)[worst]) for tree in closer[:3])
+    pairs = at(closer[3])[(slice(None), *worst)]
+    # What changes with the order alone is rounding, if it is small.
+    small = exact * scale + 10 * min(abs(batch - reverse), 0.01 * scale)
+    if abs(batch - rows.mean()) <= small:
+        return
+    if abs(twice - batch) > small:
+        if abs(thrice - 2 * twice + batch) <= 4 * small:
+            raise _refused(one, got, expected, _SUM)
+        if abs(thrice**2 - 2 * twice**2 + batch**2) <= 8 * small * scale:
+            raise _refused(one, got, expected, _NORM)
+        raise _refused(one, got, expected, _COUNT)
+    # With a constant r added (a regulariser), a root of a mean satisfies (f − r)² = mean (f_k − r)².
+    r = (np.mean(rows**2) - batch**2) / (2 * (rows.mean() - batch))
+    mixed = (2 * (rows[0] - r) ** 2 + (rows[1:] - r) ** 2) / 3
+    if r <= rows.min() and np.all(np.abs((pairs - r) ** 2 - mixed) <= 2 * exact * scale**2):
+        raise _refused(one, got, expected, _ROOT)
+    raise _refused(one, got, expected)
+
+
+def _refused(one: Checked, got: str, expected: str, looks: str = _OTHER) -> ValueError:
+    return ValueError(
+        f"{one.name} must be a mean over the rows of its batch, got {got} of block {one.block}, while "
+        f"{expected}. {looks}. (bx.Problem(…, means_over_rows=False) skips this check.)"
+    )
+
+
+def _measured(look: Callable[[Checked, PyTree, PyTree], Any], one: Checked) -> Any:
+    """look(one, point, rows) at the start and at perturbed points, stacked; None if it cannot be computed."""
+
+    def at_all(point: PyTree, rows: PyTree) -> Any:
+        return jax.lax.map(lambda amount: look(one, _moved(point, amount), rows), jnp.asarray(_AMOUNTS))
+
+    try:
+        # In full precision: an accelerator would round the products of one row and of several differently.
+        with jax.default_matmul_precision("highest"):
+            traced = jax.jit(at_all).trace(one.point, one.rows)
+            if _is_random(traced.jaxpr):
+                return None
+            program = traced.lower().compile(compiler_options=_QUICKLY)
+            return jax.device_get(program(one.point, one.rows))
+    except Exception:  # a user's function may fail in any way on other rows than those of a run
+        return None
+
+
+def _moved(tree: PyTree, amount: Array) -> PyTree:
+    """Floating arrays with every entry changed by up to `amount` of itself; zeros, of a typical entry."""
+    leaves, structure = jax.tree.flatten(tree)
+    out = []
+    for number, leaf in enumerate(leaves):
+        bits = Stream(jnp.uint32(0), jnp.uint32(1)).at(number).bits(leaf.shape)
+        noise = (bits.astype(jnp.float32) / 2.0**31 - 1).astype(leaf.dtype)
+        typical = jnp.sqrt(jnp.mean(jnp.square(leaf)))
+        typical = jnp.where(typical > 0, typical, jnp.ones_like(typical))
+        out.append(leaf + amount.astype(leaf.dtype) * noise * jnp.where(leaf == 0, typical, leaf))
+    return jax.tree.unflatten(structure, out)
+
+
+def _is_random(program: Any) -> bool:
+    """Whether a program draws random numbers, or calls back to Python: values may then differ by chance."""
+    for equation in program.eqns:
+        if any(word in equation.primitive.name for word in ("random_", "threefry", "rng_", "callback")):
+            return True
+        for value in equation.params.values():
+            for inside in value if isinstance(value, (tuple, list)) else [value]:
+                inner = getattr(inside, "jaxpr", inside)
+                if hasattr(inner, "eqns") and _is_random(inner):
+                    return True
+    return False
+
+
+def _tolerance(tree: PyTree) -> float:
+    """The relative error that rounding may cause, in the least precise dtype of a tree."""
+    dtypes = [jnp.asarray(leaf).dtype for leaf in jax.tree.leaves(tree)]
+    rounding = max(float(jnp.finfo(dtype).eps) for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating))
+    return max(4 * rounding**0.5, 1e-6)
+
+
+def _as_batch(row: PyTree) -> PyTree:
+    return jax.tree.map(lambda a: a[None], row)
+
+
+def _short(value: np.ndarray) -> str:
+    return f"{float(value.reshape(-1)[0]):.6g}"
