@@ -215,6 +215,30 @@ PARTS = {
         lambda: bx.Shared(np.array(["2020-01-01"], "datetime64[D]")),
         TypeError, "Shared rows", "numeric", "datetime64",
     ),
+    "Shared of integers that would wrap around": (
+        lambda: bx.Shared({"id": np.array([0, 2**31])}),
+        ValueError, "Shared rows['id'] must fit int32", "got 2147483648", "jax_enable_x64",
+    ),
+    "PerBlock of negative integers that would wrap around": (
+        lambda: bx.PerBlock(np.array([0, -(2**31) - 1]), [0, 2]),
+        ValueError, "PerBlock rows must fit int32", "got -2147483649",
+    ),
+    "unsigned block constants that would wrap around": (
+        lambda: problem(blocks={"id": np.full(4, 2**32, np.uint64)}),
+        ValueError, "blocks['id'] must fit uint32", "got 4294967296",
+    ),
+    "unsigned offsets descend": (
+        lambda: bx.PerBlock(ROW, np.array([0, 3, 2, ROWS], np.uint32)),
+        ValueError, "offsets must ascend", "offsets[1] = 3, offsets[2] = 2",
+    ),
+    "unsigned offsets of eight bits descend": (
+        lambda: bx.PerBlock(ROW, np.array([0, 3, 2, ROWS], np.uint8)),
+        ValueError, "offsets must ascend", "offsets[1] = 3, offsets[2] = 2",
+    ),
+    "offsets beyond 32 bits": (
+        lambda: bx.PerBlock(ROW, np.array([0, 2**31], np.int64)),
+        ValueError, "offsets", "got",
+    ),
     "offsets descend": (
         lambda: bx.PerBlock(ROW, [0, 3, 2, ROWS]),
         ValueError, "offsets must ascend", "offsets[1] = 3, offsets[2] = 2",
@@ -703,6 +727,18 @@ OF_MINIMIZE = {
     "negative steps": ({"steps": -1}, ValueError, "steps must be at least 0", "got -1"),
     "half a step": ({"steps": 1.5}, TypeError, "steps must be an integer", "got 1.5"),
     "steps is True": ({"steps": True}, TypeError, "steps must be an integer", "got True"),
+    "steps beyond 32 bits": (
+        {"steps": 2**31},
+        ValueError,
+        "steps must be at most 2147483647",
+        "got 2147483648",
+    ),
+    "steps of NumPy beyond 32 bits": (
+        {"steps": np.int64(2**40)},
+        ValueError,
+        "steps must be at most 2147483647",
+        "got 1099511627776",
+    ),
     "never an entry": ({"every": 0}, ValueError, "every must be at least 1", "got 0"),
     "every half step": ({"every": 0.5}, TypeError, "every must be an integer", "got 0.5"),
     "metrics is a list": ({"metrics": [print]}, TypeError, "metrics must be a dict of functions", "got list"),
@@ -724,6 +760,25 @@ def test_minimize_refuses_what_only_it_is_given(case):
         minimise(*given(**options))
     for phrase in phrases:
         assert phrase in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["seconds", "tolerance"])
+@pytest.mark.parametrize("value", [lambda: 1.0, "1", None, [1.0], np.ones(2), np.nan, -1.0, True])
+def test_a_limit_of_a_run_must_be_one_number(name, value):
+    if value is None:
+        assert getattr(bx.Stop(**{name: value}), name) is None
+        return
+    with pytest.raises((TypeError, ValueError), match=f"{name} must"):
+        bx.Stop(**{name: value})
+    if name == "seconds":
+        with pytest.raises((TypeError, ValueError), match="seconds between checkpoints must"):
+            bx.Checkpoint("folder", seconds=value)
+
+
+def test_a_sweep_counts_its_steps_in_32_bits_too():
+    options = {"settings": [{}], "keys": jax.random.split(jax.random.key(0), 1), "blocks_per_step": 2}
+    with pytest.raises(ValueError, match="steps must be at most 2147483647"):
+        bx.sweep(problem(), X, Y, solver=lambda: bx.BSVRBv2(0.1), steps=2**31, **options)
 
 
 @pytest.mark.parametrize("solver", ["BSVRBv2", 0.1, bx.BSVRBv2])

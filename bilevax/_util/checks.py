@@ -28,6 +28,7 @@ def leading_axis(name: str, tree: PyTree) -> int:
         dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
         if not (jnp.issubdtype(dtype, jnp.number) or dtype == jnp.bool_):
             raise TypeError(f"{where} must be numeric, got dtype {dtype}")
+        _require_no_wrap(where, leaf)
         lengths[where] = shape[0]
     if len(set(lengths.values())) > 1:
         raise ValueError(f"{name}: all arrays need the same leading axis, got {lengths}")
@@ -35,6 +36,19 @@ def leading_axis(name: str, tree: PyTree) -> int:
     if length < 1:
         raise ValueError(f"{name} must hold at least one row, got an empty leading axis")
     return int(length)
+
+
+def _require_no_wrap(where: str, leaf: Any) -> None:
+    """Raises if integers do not fit the dtype that JAX will store them in: they would wrap around."""
+    if isinstance(leaf, np.ndarray) and leaf.size and leaf.dtype.kind in "iu":
+        stored = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        if stored != leaf.dtype:
+            limits, found = np.iinfo(stored), (int(leaf.min()), int(leaf.max()))
+            if found[0] < limits.min or found[1] > limits.max:
+                worst = found[0] if found[0] < limits.min else found[1]
+                raise ValueError(
+                    f"{where} must fit {stored}, got {worst} (jax_enable_x64 stores integers in 64 bits)"
+                )
 
 
 def floating(name: str, tree: PyTree) -> PyTree:
