@@ -16,7 +16,7 @@ ifneq ($(wildcard $(data)),)
 export BILEVAX_DATA ?= $(data)
 endif
 
-.PHONY: demo test test-oldest fuzz lint format wheel bench clean
+.PHONY: demo test test-oldest fuzz faults lint format wheel bench clean
 
 demo: .venv/experiments
 	$(bin)/python -m bilevax.experiments.demo
@@ -34,6 +34,12 @@ FUZZ_INPUTS ?= 7000
 
 fuzz: .venv/dev
 	$(bin)/python tests/fuzz/parsers.py $(FUZZ_INPUTS)
+
+# Faults injected into runs: killed processes, damaged files, full disks, errors in callbacks and more.
+FAULTS ?= 1000
+
+faults: .venv/dev
+	cd tests && ../$(bin)/python -m faults --count $(FAULTS)
 
 lint: .venv/dev
 	$(bin)/ruff check .

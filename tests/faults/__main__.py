@@ -24,10 +24,16 @@ if __name__ == "__main__":
     if given.serve:
         suite.serve(given.seed)
     elif given.kind:
-        print(suite.inject(given.kind, given.number, given.seed))
+        from faults.runs import observed
+
+        with observed():
+            print(suite.inject(given.kind, given.number, given.seed))
     else:
         began = time.monotonic()
-        found = suite.run(given.count, given.seed, given.workers, lambda text: print(text, flush=True))
+        longest = 600  # seconds, on a slow machine too
+        found = suite.run(
+            given.count, given.seed, given.workers, longest, lambda text: print(text, flush=True)
+        )
         lines, failures = suite.table(found)
         print(*lines, f"{time.monotonic() - began:.0f} s", sep="\n")
         sys.exit(failures > 0)

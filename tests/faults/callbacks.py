@@ -1,4 +1,4 @@
-"""Errors from everything that a run calls: metrics, and every method of a log and of a progress display."""
+"""Errors from everything that a run calls: metrics, and every method of every public protocol."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ ERRORS = (
     lambda: SystemExit("the program ends"),
     lambda: GeneratorExit("odd"),
 )
-PROTOCOLS = {"log": bx.Log, "progress": bx.Progress}
+# By the name of the argument of `minimize` that takes such an object.
+PROTOCOLS = {
+    name.lower(): getattr(bx, name)
+    for name in bx.__all__
+    if getattr(getattr(bx, name), "_is_protocol", False)
+}
 
 
 def methods(protocol):
@@ -35,7 +40,14 @@ def methods(protocol):
     ]
 
 
-CALLBACKS = [("metric", "__call__")]
+def arguments():
+    """The arguments of `minimize` that take something to call."""
+    words = ("Callable", *(protocol.__name__ for protocol in PROTOCOLS.values()))
+    parameters = inspect.signature(bx.minimize).parameters.items()
+    return [name for name, one in parameters if any(word in str(one.annotation) for word in words)]
+
+
+CALLBACKS = [("metrics", "__call__")]
 CALLBACKS += [(kind, name) for kind, protocol in PROTOCOLS.items() for name in methods(protocol)]
 
 
@@ -50,23 +62,21 @@ def failing(kind, method, call, make):
             raise raised[0]
         return 0.0
 
-    names = ["__call__"] if kind == "metric" else methods(PROTOCOLS[kind])
+    names = methods(PROTOCOLS[kind]) if kind in PROTOCOLS else []
     members = {name: lambda self, *_: None for name in names} | {method: fail}
     return type("Failing", (), members)(), raised
 
 
 def callback(rng, number):
     """An exception from a callback."""
+    if uncovered := set(arguments()) - {kind for kind, _ in CALLBACKS}:
+        raise ViolationError(f"the suite does not know how to fail in {uncovered}")
     kind, method = CALLBACKS[number % len(CALLBACKS)]
     make = ERRORS[rng.integers(len(ERRORS))]
     thing, raised = failing(kind, method, int(rng.integers(1, 5)), make)
-    arguments = {
-        "metric": {"metrics": {"failing": thing}},
-        "log": {"logs": [thing]},
-        "progress": {"progress": thing},
-    }[kind]
+    given = {"metrics": {"metrics": {"failing": thing}}, "log": {"logs": [thing]}}.get(kind, {kind: thing})
     with copy_of_stopped_run() as folder:
-        attempt = Attempt(folder, expected=(BaseException,), **arguments)
+        attempt = Attempt(folder, expected=(BaseException,), **given)
         if not raised:  # it is called less often
             if not attempt.finished:
                 raise ViolationError("did not finish") from attempt.error

@@ -8,9 +8,12 @@ import os
 import signal
 import sys
 import tempfile
+from pathlib import Path
 
 from faults.operations import Operations, how_many
 from faults.runs import Attempt, ViolationError, copy_of_stopped_run, saved_steps, settle
+
+LOG = "log.jsonl"  # beside the folder of the run
 
 TESTS = os.path.dirname(os.path.dirname(__file__))
 
@@ -29,15 +32,16 @@ def _cache():
     return tempfile.mkdtemp(prefix="fault-cache-")
 
 
-def _live(pipe, folder, cache, operation, which):
+def _live(pipe, folder, cache, operation, which, times):
     """Runs until it is killed: by itself at an operation, or by the parent, who learns of every entry."""
     import jax
 
     jax.config.update("jax_compilation_cache_dir", cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     metrics = {"alive": lambda problem, state: pipe.send(int(state.step)) or 0.0}
-    with Operations(folder, operation, lambda: os.kill(os.getpid(), which)):
-        Attempt(folder, keep=2, save_every=7, metrics=metrics)
+    log = Path(folder).with_name(LOG)
+    with Operations(folder, operation, lambda: [os.kill(os.getpid(), which) for _ in range(times)]):
+        Attempt(folder, keep=2, save_every=7, metrics=metrics, logs=[log])
     pipe.send("done")
 
 
@@ -45,7 +49,8 @@ def _kill(rng, number, operation, which):
     context = _context()
     with copy_of_stopped_run() as folder:
         reports, pipe = context.Pipe(duplex=False)
-        arguments = (pipe, str(folder), _cache(), operation, which)
+        times = int(rng.integers(1, 3))  # a second signal ends the process at once
+        arguments = (pipe, str(folder), _cache(), operation, which, times)
         process = context.Process(target=_live, args=arguments)
         process.start()
         pipe.close()
@@ -57,14 +62,15 @@ def _kill(rng, number, operation, which):
             pass
         before = saved_steps(folder)
         if not operation and process.is_alive():
-            os.kill(process.pid, which)
+            for _ in range(times):
+                os.kill(process.pid, which)
         process.join()
         after = saved_steps(folder)
         if max(after) < max(before):
             raise ViolationError(f"checkpoints {before} before the kill, {after} after it")
         if which != signal.SIGKILL and process.exitcode not in (0, 1, -which):
             raise ViolationError(f"exit status {process.exitcode} after signal {which}")
-        return settle(folder, may_refuse=False, may_warn=False)
+        return settle(folder, may_refuse=False, may_warn=False, log=folder.with_name(LOG))
 
 
 def kill_at_operation(rng, number):

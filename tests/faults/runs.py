@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import re
 import shutil
@@ -171,7 +172,7 @@ def nothing_moved(folder):
         raise ViolationError(f"{moved} are gone or have changed")
 
 
-def settle(folder, may_refuse=True, may_warn=True, history=True):
+def settle(folder, may_refuse=True, may_warn=True, history=True, log=None):
     """Resumes, and raises unless the property holds.
 
     Args:
@@ -179,13 +180,14 @@ def settle(folder, may_refuse=True, may_warn=True, history=True):
       may_refuse: False if a good checkpoint is there, so that a refusal is a violation.
       may_warn: False if no checkpoint can be damaged.
       history: False if the fault may have forged what was measured.
+      log: a file of JSON lines that the run before this one wrote to.
 
     Returns:
       "resumed" or "refused".
     """
     before = {name: below for name, below in contents(folder).items() if "orbax-checkpoint-tmp" not in name}
     steps = saved_steps(folder)
-    attempt = Attempt(folder)
+    attempt = Attempt(folder, logs=[log])
     after = contents(folder)
     require_nothing_lost(before, after)
     if attempt.warnings and not may_warn:
@@ -197,6 +199,10 @@ def settle(folder, may_refuse=True, may_warn=True, history=True):
             raise ViolationError("a refusal has renamed something")
         return REFUSED
     require_same(attempt.result, history)
+    if log is not None:
+        logged = [json.loads(line)["step"] for line in log.read_text().splitlines()]
+        if logged != attempt.result.history["step"].tolist():
+            raise ViolationError(f"the log holds the steps {logged}")
     if attempt.begun < max(steps, default=0) and not attempt.warnings:
         raise ViolationError(f"began at {attempt.begun} of {steps} without a warning")
     return RESUMED

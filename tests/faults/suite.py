@@ -17,30 +17,33 @@ import numpy as np
 
 KINDS = {
     # name: (module, function, faults of a hundred)
-    "damaged file": ("files", "damaged_file", 38),
-    "damaged folder": ("files", "damaged_folder", 8),
-    "hostile JSON": ("files", "hostile_json", 12),
-    "error at a file operation": ("operations", "error", 16),
+    "damaged file": ("files", "damaged_file", 30),
+    "damaged folder": ("files", "damaged_folder", 7),
+    "hostile JSON": ("files", "hostile_json", 10),
+    "error at a file operation": ("operations", "error", 14),
     "folder lost during a run": ("operations", "lost_folder", 4),
     "signal at a file operation": ("operations", "stop", 4),
     "limits of the system": ("operations", "limit", 3),
     "full disk": ("operations", "full_disk", 2),
     "error in a callback": ("callbacks", "callback", 8),
-    "killed at a file operation": ("kills", "kill_at_operation", 3),
-    "killed at any moment": ("kills", "kill_at_moment", 2),
+    "killed at a file operation": ("kills", "kill_at_operation", 5),
+    "killed at any moment": ("kills", "kill_at_moment", 4),
+    "hostile data file": ("data", "hostile_data", 4),
+    "hostile server": ("data", "hostile_server", 5),
+    "tampered recommender": ("data", "tampered_recommender", 3),
 }
 SMALL_DISK = "full disk"  # needs a process of its own
 TESTS = Path(__file__).parent.parent
-LONGEST = 120  # seconds; a fault that takes longer hangs
 
 
-def plan(count):
+def plan(count, kinds=tuple(KINDS)):
     """(kind, number within its kind) of so many faults, the kinds mixed."""
-    faults, owed = [], dict.fromkeys(KINDS, 0.0)
+    faults, owed = [], dict.fromkeys(kinds, 0.0)
     numbers = collections.Counter()
+    whole = sum(KINDS[kind][-1] for kind in kinds)
     for _ in range(count):
-        for kind, (*_, share) in KINDS.items():
-            owed[kind] += share / 100
+        for kind in kinds:
+            owed[kind] += KINDS[kind][-1] / whole
         kind = max(owed, key=owed.get)
         owed[kind] -= 1
         faults.append((kind, numbers[kind]))
@@ -85,11 +88,19 @@ def small_disk(size="6m"):
 
 
 class Worker:
-    """A process that injects faults, one after the other; a new one if it dies or hangs."""
+    """A process that injects faults, one after the other; a new one if it dies or hangs.
 
-    def __init__(self, seed, prefix=(), temporary=None):
-        self.seed, self.prefix, self.process = seed, prefix, None
-        self.environment = os.environ | {"PYTHONPATH": str(TESTS), "JAX_PLATFORMS": "cpu"}
+    Args:
+      seed: of the random choices.
+      longest: seconds; a fault that takes longer hangs. None for any time.
+      prefix: of the command.
+      temporary: the folder for temporary files.
+    """
+
+    def __init__(self, seed, longest=None, prefix=(), temporary=None):
+        self.seed, self.longest, self.prefix, self.process = seed, longest, prefix, None
+        path = os.pathsep.join([str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
+        self.environment = os.environ | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
         if temporary:
             self.environment["TMPDIR"] = temporary
 
@@ -98,8 +109,10 @@ class Worker:
             command = [*self.prefix, sys.executable, "-m", "faults", "--serve", "--seed", str(self.seed)]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
             self.process = subprocess.Popen(command, text=True, env=self.environment, **pipes)
-        late = threading.Timer(LONGEST, self.process.kill)
-        late.start()
+        hung, late = [], None
+        if self.longest is not None:
+            late = threading.Timer(self.longest, lambda: hung.append(1) or self.process.kill())
+            late.start()
         try:
             self.process.stdin.write(json.dumps([kind, number]) + "\n")
             self.process.stdin.flush()
@@ -107,12 +120,12 @@ class Worker:
         except BrokenPipeError:
             answer = ""
         finally:
-            hung = not late.is_alive()
-            late.cancel()
+            if late is not None:
+                late.cancel()
         if answer:
             return json.loads(answer)
         status, self.process = self.process.wait(), None
-        return f"hangs: not finished after {LONGEST} s" if hung else f"the process died with status {status}"
+        return f"hangs: not finished after {self.longest} s" if hung else f"it died with status {status}"
 
     def close(self):
         if self.process is not None:
@@ -120,15 +133,17 @@ class Worker:
             self.process.wait()
 
 
-def run(count, seed, workers=2, tell=lambda text: None):
+def run(count, seed, workers=2, longest=None, tell=lambda text: None):
     """Injects faults in several processes.
 
     Returns:
       {kind: Counter of answers}, where an answer is "resumed", "refused" or what went wrong.
     """
     found = {kind: collections.Counter() for kind in KINDS}
-    faults = collections.deque(plan(count))
     disk = small_disk()
+    if disk is None:
+        tell("full disk: skipped, as this machine lets nobody mount a small disk")
+    faults = plan(count, [kind for kind in KINDS if kind != SMALL_DISK or disk is not None])
     apart = collections.deque([one for one in faults if one[0] == SMALL_DISK])
     faults = collections.deque([one for one in faults if one[0] != SMALL_DISK])
     lock, done = threading.Lock(), []
@@ -152,11 +167,9 @@ def run(count, seed, workers=2, tell=lambda text: None):
                     tell(f"{len(done)} of {count}")
         worker.close()
 
-    jobs = [(Worker(seed), faults) for _ in range(workers)]
+    jobs = [(Worker(seed, longest), faults) for _ in range(workers)]
     if disk is not None:
-        jobs.append((Worker(seed, *disk), apart))
-    else:
-        tell("full disk: skipped, as this machine lets nobody mount a small disk")
+        jobs.append((Worker(seed, longest, *disk), apart))
     threads = [threading.Thread(target=work, args=job) for job in jobs]
     for thread in threads:
         thread.start()
