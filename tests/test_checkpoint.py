@@ -14,6 +14,7 @@ from calls import grouped
 from closed_forms import Quadratic
 
 import bilevax as bx
+from bilevax._run.checkpoint_files import read_meta
 
 pytest.importorskip("orbax.checkpoint")
 
@@ -118,6 +119,42 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(how, tmp_pa
     with pytest.warns(UserWarning, match="120 is damaged"):
         resumed = run(checkpoint=tmp_path, resume=True)
     same_bits(whole, resumed)
+
+
+def test_any_flipped_bit_of_the_metadata_is_found(tmp_path):
+    run(steps=40, checkpoint=tmp_path, patience=5)
+    file = tmp_path / "step_40" / "meta" / "metadata"
+    content, rng = file.read_bytes(), np.random.default_rng(0)
+    good, unnoticed = read_meta(tmp_path / "step_40"), 0
+    for place in range(len(content)):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << int(rng.integers(8))
+        file.write_bytes(damaged)
+        try:
+            assert read_meta(tmp_path / "step_40") == good
+            unnoticed += 1
+        except ValueError:
+            pass
+    assert len(content) > 1000
+    assert unnoticed < 5, "a bit that means nothing, such as the case of an exponent's e"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"strata": 1', '"strata": 3'), ('"best": [0', '"best": [1'), ('"running": ', '"running": 1')],
+)
+def test_a_change_in_the_metadata_is_damage(old, new, tmp_path):
+    settings = {"patience": 100, "metrics": {"loss": lambda problem, state: 0.0}, "watch": "loss"}
+    run(steps=80, checkpoint=tmp_path, save_every=40, **settings)
+    file = tmp_path / "step_80" / "meta" / "metadata"
+    text = file.read_text().replace('":', '": ').replace('":  ', '": ')
+    assert text.count(old) == 1
+    file.write_text(text.replace(old, new))
+    with pytest.warns(UserWarning, match="80 is damaged"):
+        resumed = run(checkpoint=tmp_path, resume=True, **settings)
+    same_bits(run(**settings), resumed)
+    assert resumed.best.value == 0.0
+    assert (tmp_path / "damaged_step_80").is_dir()
 
 
 def test_if_all_are_damaged_the_error_says_so(tmp_path):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from devices import several_devices
-from test_checkpoint import SOLVERS, run, same_bits
+from test_checkpoint import SOLVERS, run, same_bits, saved_steps
 
 import bilevax as bx
 
@@ -190,6 +190,38 @@ def test_a_signal_within_a_chunk_ends_it_saves_and_returns(number, tmp_path):
     assert int(step) >= 20_000, "the chunk was not finished"
     arguments = {"steps": int(step) + 7, "every": 10**8}
     same_bits(run(**arguments), run(**arguments, checkpoint=tmp_path, resume=True))
+
+
+SIGNALLED_TWICE = """
+    import os, test_checkpoint as t
+    from bilevax._run.checkpoint_store import CheckpointStore
+    finish = CheckpointStore._finish
+
+    def signalled(store):
+        if store._pending is not None:
+            os.kill(os.getpid(), {number})  # the second, while the checkpoint of step 60 is written
+        finish(store)
+
+    def measure(problem, state):
+        if state.step == 60:
+            CheckpointStore._finish = signalled
+            os.kill(os.getpid(), {number})
+        return 0.0
+
+    t.run(checkpoint={folder!r}, resume=True, metrics={{"signal": measure}})
+    print("returned")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_second_signal_ends_the_program_at_once_and_harms_no_checkpoint(number, tmp_path):
+    run(steps=40, checkpoint=tmp_path, save_every=20)
+    process = python(SIGNALLED_TWICE.format(folder=str(tmp_path), number=int(number)))
+    out, errors = process.communicate()
+    assert process.returncode == -number, errors
+    assert "returned" not in out
+    assert saved_steps(tmp_path)[:2] == [20, 40]
+    same_bits(run(), run(checkpoint=tmp_path, resume=True))
 
 
 DEVICES = """

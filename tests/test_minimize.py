@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ from calls import grouped
 from closed_forms import Quadratic
 
 import bilevax as bx
+from bilevax.data import DataError
 from bilevax.experiments.theorems.variants import SampledBSVRBv2
 
 CASE = Quadratic(m=6, rows=7, d_y=3, d_x=3)
@@ -141,6 +144,83 @@ def test_a_diverged_run_says_what_went_wrong_and_where_to_look(solver, quantity)
     result = run(solver, steps=100_000, throw=False)
     assert result.outcome is bx.Outcome.DIVERGED
     assert result.state.step < 100_000
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("level", ["lower", "upper"])
+def test_a_row_that_is_not_finite_ends_a_run_whose_f_is_bounded(level, value, tmp_path):
+    """f never shows it, whatever x and y are; no checkpoint may hold it."""
+    pytest.importorskip("orbax.checkpoint")
+    rows = {"upper": np.ones((20, 2), np.float32), "lower": np.ones((20, 2), np.float32)}
+    rows[level][13, 1] = value
+    problem = bx.Problem(
+        lambda x, y, block, batch: jnp.mean(jnp.nan_to_num(jnp.tanh(y * batch), nan=0.5)),
+        lambda x, y, block, batch: jnp.mean((y - x * block - batch) ** 2),
+        jnp.arange(4.0),
+        bx.Shared(rows["upper"]),
+        bx.Shared(rows["lower"]),
+        means_over_rows=False,
+    )
+    solver, start = bx.BSVRBv2(0.1, lower_step=0.1, inverse_step=0.1), (jnp.ones(2), jnp.zeros((4, 2)))
+    arguments = {"key": jax.random.key(0), "batch_size": 1, "blocks_per_step": 1, "initial_batch_size": 0}
+    arguments |= {"solver": solver, "progress": None, "checkpoint": tmp_path, "save_every": 1, "resume": True}
+    with pytest.raises(bx.DivergedError, match=rf"row 13 of {level}_data is not finite"):
+        bx.minimize(problem, *start, steps=400, every=1, **grouped(**arguments))
+    saved = max(int(path.name.removeprefix("step_")) for path in tmp_path.glob("step_*"))
+    kept = bx.minimize(problem, *start, steps=saved, every=1, **grouped(**arguments))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(kept.state.levels))
+    assert np.isfinite(kept.x).all()
+
+
+def test_a_diverged_error_can_be_pickled():
+    with pytest.raises(bx.DivergedError) as caught:
+        run(bx.BSVRBv2(upper_step=1e30), steps=10_000)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert str(again) == str(caught.value)
+    assert again.result.outcome is bx.Outcome.DIVERGED
+    assert again.result.state.step == caught.value.result.state.step
+
+
+def test_every_error_of_the_package_can_be_pickled():
+    for error in (bx.DivergedError("grew", None), bx.CheckpointError("of another run"), DataError("bad")):
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again)) == (type(error), str(error))
+
+
+@pytest.mark.parametrize("value", [None, "0.5", b"1", [1.0], np.ones(2), 1j, {}, lambda: 1.0])
+def test_a_metric_must_return_one_number(value):
+    with pytest.raises(TypeError, match=r"metrics\['odd'\] must return one number, got"):
+        run(metrics={"odd": lambda problem, state: value})
+
+
+@pytest.mark.parametrize("name", ["jax_debug_nans", "jax_debug_infs"])
+def test_a_good_run_passes_the_debug_modes_of_jax(name):
+    expected = run().x
+    jax.config.update(name, True)
+    try:
+        np.testing.assert_allclose(run(metrics={"size": lambda p, state: jnp.sum(state.x)}).x, expected, 1e-5)
+    finally:
+        jax.config.update(name, False)
+
+
+@pytest.mark.parametrize(
+    ("use", "module", "extra"),
+    [
+        (lambda result: result.history.frame(), "pandas", "data"),
+        (lambda result: result.plot(), "matplotlib.figure", "experiments"),
+        (lambda result: run(progress="bar"), "rich.progress", "data"),
+        (lambda result: run(log=bx.TensorBoard("board")), "tensorboardX.event_file_writer", "tensorboard"),
+        (lambda result: run(checkpoint="folder"), "orbax.checkpoint", "checkpoints"),
+    ],
+)
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    use, module, extra, monkeypatch, tmp_path
+):
+    result = run()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=rf'pip install "bilevax\[{extra}\]"'):
+        use(result)
 
 
 def test_a_run_over_no_steps_returns_the_start():
