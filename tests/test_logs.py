@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
+import signal
+import subprocess
+import sys
 
 import jax
 import pytest
@@ -65,22 +70,136 @@ def test_a_resumed_run_repeats_no_line(tmp_path):
     assert steps_in(file) == [20, 40, 60]
 
 
+def board(folder):
+    """{metric: [(step, value)]} as TensorBoard shows them: a session that starts hides later steps."""
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+    seen = {}
+    for file in sorted(folder.glob("events*"), key=lambda file: file.stat().st_mtime_ns):
+        content, place = file.read_bytes(), 0
+        while place < len(content):  # length, its checksum, the record, its checksum
+            length = int.from_bytes(content[place : place + 8], "little")
+            event = Event.FromString(content[place + 12 : place + 12 + length])
+            place += 16 + length
+            if event.session_log.status == SessionLog.START:
+                seen = {tag: [one for one in points if one[0] < event.step] for tag, points in seen.items()}
+            for value in event.summary.value:
+                seen.setdefault(value.tag, []).append((event.step, value.simple_value))
+    return seen
+
+
 def test_tensorboard_gets_every_metric(tmp_path):
     pytest.importorskip("tensorboardX")
-    from tensorboardX.proto.event_pb2 import Event
-
     result = run(log=bx.TensorBoard(tmp_path), metrics={"first": lambda problem, state: state.x[0]})
-    (file,) = tmp_path.glob("events*")
-    content, seen = file.read_bytes(), {}
-    place = 0
-    while place < len(content):  # length, its checksum, the record, its checksum
-        length = int.from_bytes(content[place : place + 8], "little")
-        event = Event.FromString(content[place + 12 : place + 12 + length])
-        place += 16 + length
-        for value in event.summary.value:
-            seen.setdefault(value.tag, []).append((event.step, value.simple_value))
+    seen = board(tmp_path)
     assert [step for step, _ in seen["objective"]] == [20, 40, 60]
     assert [value for _, value in seen["first"]] == pytest.approx(result.history["first"].tolist())
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+import bilevax as bx, test_logs as t
+
+def kill(problem, state):
+    if state.step == 400:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 0.0
+
+options = {{"steps": 1000, "every": 10, "checkpoint": {folder!r} + "/run", "save_every": 100}}
+logs = [bx.TensorBoard({folder!r} + "/board"), {folder!r} + "/log.jsonl"]
+t.run(log=logs, metrics={{"kill": kill}}, **options)
+"""
+
+
+def test_a_killed_run_has_logged_every_entry_and_a_resumed_one_completes_the_logs(tmp_path):
+    pytest.importorskip("tensorboardX")
+    pytest.importorskip("orbax.checkpoint")
+    program = KILLED.format(tests=os.path.dirname(__file__), folder=str(tmp_path))
+    assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
+    written = list(range(10, 400, 10))
+    assert [step for step, _ in board(tmp_path / "board")["objective"]] == written
+    assert steps_in(tmp_path / "log.jsonl") == written
+    result = run(
+        steps=1000,
+        every=10,
+        checkpoint=tmp_path / "run",
+        resume=True,
+        log=[bx.TensorBoard(tmp_path / "board"), tmp_path / "log.jsonl"],
+        metrics={"kill": lambda problem, state: 0.0},
+    )
+    points = dict(board(tmp_path / "board")["objective"])
+    assert list(points) == steps_in(tmp_path / "log.jsonl") == list(range(10, 1001, 10))
+    assert list(points.values()) == pytest.approx(result.history["objective"].tolist())
+
+
+@pytest.mark.parametrize("kind", ["json lines", "tensorboard"])
+def test_a_log_on_a_full_disk_is_an_error_that_carries_the_run(kind, tmp_path):
+    """Files may not grow beyond a few bytes: it must neither hang nor keep the lock."""
+    pytest.importorskip("orbax.checkpoint")
+    if kind == "tensorboard":
+        pytest.importorskip("tensorboardX")
+    log = bx.TensorBoard(tmp_path / "board") if kind == "tensorboard" else tmp_path / "log.jsonl"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(problem, state):
+        if state.step == 40:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+        return 0.0
+
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            run(log=log, metrics={"fill": fill})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.result.state.step == 40
+
+
+def test_a_log_follows_a_symbolic_link_and_keeps_it(tmp_path):
+    (tmp_path / "far").mkdir()
+    target = tmp_path / "far" / "log.jsonl"
+    target.write_text("old\n")
+    target.chmod(0o640)
+    link = tmp_path / "log.jsonl"
+    link.symlink_to(target)
+    run(log=link)
+    assert link.is_symlink()
+    assert steps_in(target) == [20, 40, 60]
+    assert target.stat().st_mode & 0o777 == 0o640
+    assert [path.name for path in (tmp_path / "far").iterdir()] == ["log.jsonl"]
+
+
+def test_a_log_writes_to_a_pipe_and_keeps_it(tmp_path):
+    pipe = tmp_path / "log.jsonl"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        run(log=pipe)
+        lines = os.read(reader, 100_000).decode().splitlines()
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert [json.loads(line)["step"] for line in lines] == [20, 40, 60]
+
+
+def test_a_log_to_a_pipe_that_nobody_reads_is_refused_and_does_not_hang(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="cannot be written"):
+        run(log=tmp_path / "pipe")
+
+
+def test_a_log_to_a_device_leaves_the_device():
+    run(log="/dev/null")
+    assert not os.path.isfile("/dev/null")
+
+
+def test_a_log_touches_no_other_file(tmp_path):
+    for name in ("log.jsonl.new", "log.jsonl.tmp", ".log.jsonl"):
+        (tmp_path / name).write_text("mine")
+    run(log=tmp_path / "log.jsonl")
+    for name in ("log.jsonl.new", "log.jsonl.tmp", ".log.jsonl"):
+        assert (tmp_path / name).read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 @pytest.mark.parametrize("log", [3, [3], bx.TensorBoard, object()])

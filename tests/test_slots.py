@@ -214,6 +214,20 @@ def test_lazy_slots_follow_eager_ones_in_float32_over_a_million_steps(version):
 # --- gather, scatter, project -------------------------------------------------------
 
 
+@pytest.mark.parametrize("slot", [3, 7, 2**31 - 1, -1, -3])
+@pytest.mark.parametrize("method", [bx.BSVRBv1, bx.BSVRBv2, bx.MMBO])
+def test_slots_out_of_range_end_a_run(method, slot):
+    """They would be written into the last slot, or wrap around."""
+    level = bx.argmin(
+        lambda x, y, block, batch: jnp.sum((y - x) ** 2), slots=lambda block, batch: block["slot"], count=3
+    )
+    blocks = {"slot": jnp.asarray([0, 1, 2, slot])}
+    problem = bx.Problem(lambda x, y, block, batch: jnp.sum(y**2) + jnp.sum(x**2), level, blocks)
+    options = {"steps": 50, "key": jax.random.key(0), "blocks_per_step": 2, "progress": None}
+    with pytest.raises(bx.DivergedError, match=rf"slots of lower level 'lower' .* 0 to 2 .* got {slot}$"):
+        bx.minimize(problem, jnp.ones(2), jnp.ones((3, 2)), solver=method(0.01), **options)
+
+
 def test_rows_are_scattered_where_they_were_gathered():
     memory = {"a": jnp.arange(10.0).reshape(5, 2), "b": (jnp.arange(5),)}
     slots = jnp.asarray([3, 0])
