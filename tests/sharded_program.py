@@ -58,7 +58,7 @@ def wide_problem():
     aim = np.linspace(-1, 1, BLOCKS, dtype=np.float32)
     problem = bx.Problem(
         lambda x, y, block, batch: 0.5 * jnp.mean((y - block) ** 2) + 0.05 * x @ x,
-        lambda x, y, block, batch: 0.5 * jnp.sum((y - x[0] * batch["w"][0] - x[1]) ** 2),
+        lambda x, y, block, batch: 0.5 * jnp.sum(jnp.mean((y - x[0] * batch["w"][:, None] - x[1]) ** 2, 0)),
         aim,
         lower_data=bx.Shared({"w": np.linspace(0.5, 1.5, 12, dtype=np.float32)}),
     )
