@@ -203,6 +203,16 @@ def test_a_good_run_passes_the_debug_modes_of_jax(name):
         jax.config.update(name, False)
 
 
+def test_a_run_that_jax_stops_at_a_nan_carries_its_result():
+    jax.config.update("jax_debug_nans", True)
+    try:
+        with pytest.raises(FloatingPointError, match="nan") as caught:
+            run(bx.BSVRBv2(upper_step=1e30), steps=1000)
+    finally:
+        jax.config.update("jax_debug_nans", False)
+    assert caught.value.result.state.step < 1000
+
+
 @pytest.mark.parametrize(
     ("use", "module", "extra"),
     [
