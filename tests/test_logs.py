@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import signal
+import stat
 import subprocess
 import sys
 
@@ -189,8 +190,16 @@ def test_a_log_to_a_pipe_that_nobody_reads_is_refused_and_does_not_hang(tmp_path
 
 
 def test_a_log_to_a_device_leaves_the_device():
-    run(log="/dev/null")
-    assert not os.path.isfile("/dev/null")
+    """A terminal of the test's own: no other device may suffer if this fails."""
+    reader, writer = os.openpty()
+    try:
+        path = os.ttyname(writer)
+        run(log=path)
+        assert stat.S_ISCHR(os.stat(path).st_mode)
+        assert [json.loads(line)["step"] for line in os.read(reader, 100_000).splitlines()][:1] == [20]
+    finally:
+        os.close(reader)
+        os.close(writer)
 
 
 def test_a_log_touches_no_other_file(tmp_path):
