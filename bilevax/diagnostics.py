@@ -121,6 +121,7 @@ def solve_lower(
        [2. 3.]
        [4. 5.]]
     """
+    problem = _plain(problem)
     x, start, plan = _prepare(problem, x, y0, tolerance, max_steps, blocks_at_once)
     return problem.view(solved(problem, x, start, plan))
 
@@ -162,6 +163,7 @@ def objective(
       >>> round(float(bx.objective(problem, jnp.ones(2))), 3)  # (0 + 1 + 4 + 9 + 16 + 25) / 3
       18.333
     """
+    problem = _plain(problem)
     x, start, plan = _prepare(problem, x, y0, tolerance, max_steps, blocks_at_once)
     return upper_mean(problem, x, solved(problem, x, start, plan), plan)
 
@@ -250,6 +252,7 @@ def value_and_hypergradient(
       >>> print(round(float(value), 3), np.asarray(gradient).round(3))
       18.333 [13.333 23.333]
     """
+    problem = _plain(problem)
     x, start, plan = _prepare(problem, x, y0, tolerance, max_steps, blocks_at_once)
     y = solved(problem, x, start, plan)
     gradient = mean_gradient(problem, x, y, inverted(problem, x, y, plan), plan)
@@ -297,6 +300,7 @@ def residuals(
     """
     if not isinstance(state, State):
         raise TypeError(f"state must be the state of a run, got {type(state).__name__}")
+    problem = _plain(problem)
     x, start, plan = _prepare(problem, state.x, state.y, tolerance, max_steps, blocks_at_once)
     solution = solved(problem, x, start, plan)
     y, v = problem.split("state.y", state.y), problem.split("state.v", state.v)
@@ -313,6 +317,11 @@ def residuals(
 
     inverse_errors = {n: combine((1, v[n]), (-1, inverse[n])) if n in tracked else None for n in v}
     return Residuals(rms(errors), rms(slopes), rms(inverse_errors))
+
+
+def _plain(problem: Problem) -> Problem:
+    """The problem in terms of y itself, where a run stores offsets."""
+    return problem.without_centres() if isinstance(problem, Problem) else problem
 
 
 def _prepare(

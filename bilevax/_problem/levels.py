@@ -5,17 +5,22 @@ Code outside this file asks a level what it supports; it does not ask which clas
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jax import Array
 
+from bilevax._problem.bounds import Bound, as_bound, check_order
 from bilevax._problem.rows import Batch
 from bilevax._util import checks, trees
 
 PyTree = Any
+
+_LEAST = 0.8  # of what was seen last: as near to zero as a tracked mean of one sign may come in one visit
 
 
 class Level(eqx.Module):
@@ -63,12 +68,37 @@ class Level(eqx.Module):
         """Raises unless the function accepts arguments of these shapes and returns what it should."""
         raise NotImplementedError
 
+    @property
+    def centre(self) -> Callable[[PyTree], PyTree] | None:
+        """a(x), if what is stored of y are offsets from it; else None."""
+        return None
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether y has bounds."""
+        return False
+
+    def bounded(self, y: PyTree) -> PyTree:
+        """y projected onto its bounds, if it has any."""
+        return y
+
 
 class Argmin(Level):
     """A lower level y_i(x) = argmin_y g_i(x, y). Made by `bilevax.argmin`."""
 
     kind = "argmin"
     has_hessian = True
+
+    around: Callable[[PyTree], PyTree] | None = eqx.field(static=True, default=None)
+
+    def __check_init__(self) -> None:
+        if self.around is not None and not callable(self.around):
+            raise TypeError(f"around must be a function of x, got {type(self.around).__name__}")
+
+    @property
+    def centre(self) -> Callable[[PyTree], PyTree] | None:
+        """See `Level.centre`."""
+        return self.around
 
     def value(self, x: PyTree, y: PyTree, block: PyTree, batch: Batch) -> Array:
         """g_i(x, y; ζ)."""
@@ -83,7 +113,9 @@ class Argmin(Level):
         return None
 
     def check(self, name: str, x: PyTree, y: PyTree, block: PyTree, rows: PyTree) -> None:
-        """Raises unless g returns one floating scalar."""
+        """Raises unless g returns one floating scalar, and `around`, if given, what y is."""
+        if self.around is not None:
+            _check_centre(name, self.around, x, y)
         checks.scalar_output(f"lower level {name!r}", self.function, x=x, y=y, block=block, batch=rows)
 
 
@@ -92,6 +124,12 @@ class Mean(Level):
 
     kind = "mean"
     has_hessian = False
+
+    lower: Bound | None = eqx.field(static=True, default=None)
+    upper: Bound | None = eqx.field(static=True, default=None)
+
+    def __check_init__(self) -> None:
+        check_order(self.lower, self.upper)
 
     def value(self, x: PyTree, y: PyTree, block: PyTree, batch: Batch) -> PyTree:
         """c_i(x; ζ), whatever y is."""
@@ -106,7 +144,57 @@ class Mean(Level):
         return checks.floating_output(f"lower level {name!r}", self.function, x=x, block=block, batch=rows)
 
     def check(self, name: str, x: PyTree, y: PyTree, block: PyTree, rows: PyTree) -> None:
-        """Nothing left to check: `shape_of_y` has called c."""
+        """Raises unless the bounds fit y; `shape_of_y` has called c."""
+        for label, bound in (("lower", self.lower), ("upper", self.upper)):
+            if bound is not None:
+                bound.check(f"{label} of the mean level {name!r}", y)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether bounds were given."""
+        return self.lower is not None or self.upper is not None
+
+    def bounded(self, y: PyTree) -> PyTree:
+        """y projected onto [lower, upper]."""
+        if self.lower is not None:
+            y = jax.tree.map(jnp.maximum, y, self.lower.like(y))
+        if self.upper is not None:
+            y = jax.tree.map(jnp.minimum, y, self.upper.like(y))
+        return y
+
+
+def on_one_side(y: PyTree, seen: list[PyTree], signs: PyTree) -> PyTree:
+    """A refreshed mean that stays on the side of zero where c always is.
+
+    A moving average lies between what it averages. The correction γ(c_t − c_{t−1}) can take y out of the
+    range of c, past zero too, where a log, a root or a ratio ends. So y comes no nearer to zero than most of
+    the way to the nearest of what it was refreshed from.
+
+    Args:
+      y: the refreshed mean.
+      seen: the mean before, and the samples.
+      signs: by leaf 1 if c is at least zero, −1 if it is at most zero, and 0 if it may be either.
+    """
+
+    def one(sign: int, y: Array, *seen: Array) -> Array:
+        if sign == 0:
+            return y
+        least = functools.reduce(jnp.minimum, [sign * value for value in seen])
+        return jnp.where(least >= 0, sign * jnp.maximum(sign * y, _LEAST * least), y)
+
+    return jax.tree.map(one, signs, y, *seen)
+
+
+def _check_centre(name: str, around: Callable[[PyTree], PyTree], x: PyTree, y: PyTree) -> None:
+    centre = checks.floating_output(f"around of the lower level {name!r}", around, x=x)
+    got = [leaf.shape for leaf in jax.tree.leaves(centre)]
+    expected = [leaf.shape for leaf in jax.tree.leaves(y)]
+    same = jax.tree.structure(centre) == jax.tree.structure(y)
+    # A level with slots of its own has them before the axes of one y.
+    if not same or any(b[len(b) - len(a) :] != a for a, b in zip(got, expected, strict=True)):
+        raise ValueError(
+            f"around of the lower level {name!r} must return what y is, of shapes {expected}, got {got}"
+        )
 
 
 def argmin(
@@ -114,6 +202,7 @@ def argmin(
     *,
     slots: Callable[[PyTree, PyTree], Array] | None = None,
     count: int | None = None,
+    around: Callable[[PyTree], PyTree] | None = None,
 ) -> Argmin:
     r"""A lower level defined by a minimisation, :math:`y_i(x) = \arg\min_y g_i(x, y)`.
 
@@ -123,11 +212,21 @@ def argmin(
         must not draw the same slot twice in one step: one of the two visits would be lost. Left out,
         block i has slot i.
       count: the number of slots, given together with `slots`.
+      around: optional a(x), of the shape of one block's y, for a y that stays near it: a prior, or the
+        weights that tasks adapt. The solver then stores the offsets y_i − a(x), so that all y_i follow x at
+        once. f, g, y0, `result.y`, `state.y` and the diagnostics still speak of y itself.
 
     Returns:
       The level, for `Problem(lower=…)`.
+
+    Example:
+      >>> import bilevax as bx, jax.numpy as jnp
+      >>> level = bx.argmin(
+      ...     lambda x, y, block, batch: jnp.mean((batch @ y) ** 2) + jnp.sum((y - x) ** 2),
+      ...     around=lambda x: x,
+      ... )
     """
-    return Argmin(function, slots, count)
+    return Argmin(function, slots, count, around)
 
 
 def mean(
@@ -135,6 +234,8 @@ def mean(
     *,
     slots: Callable[[PyTree, PyTree], Array] | None = None,
     count: int | None = None,
+    lower: PyTree = None,
+    upper: PyTree = None,
 ) -> Mean:
     r"""A lower level that is a plain expectation, :math:`y_i(x) = \mathbb{E}[c_i(x; \zeta)]`.
 
@@ -145,8 +246,20 @@ def mean(
       function: c(x, block, batch), any pytree: the mean over the rows of the batch.
       slots: as in `argmin`; the value then has the touched slots as its leading axis.
       count: the number of slots, given together with `slots`.
+      lower: the least value of the tracked mean, a number or a tree of arrays like y, if f needs one: the
+        mean is projected onto it after each refresh. A log needs a positive one, as f must be finite there.
+      upper: the largest value, likewise.
+
+    The corrected methods (`MSVR`, `BSVRBv1`, `BSVRBv2`, `BlockPAGE`) add a multiple of the change of c, which
+    may take the tracked mean out of the range of c. Without bounds, the mean of a c that cannot change its
+    sign (exponentials, squares, sigmoids, …) keeps it too: in one visit it comes no nearer to zero than 0.8
+    times the nearest of its old value and its samples. `lower=-jnp.inf` switches that off.
 
     Returns:
       The level, for `Problem(lower=…)`.
+
+    Example:
+      >>> import bilevax as bx, jax.numpy as jnp
+      >>> level = bx.mean(lambda x, block, batch: jnp.mean(jnp.tanh(batch @ x) ** 2), lower=1e-6, upper=1.0)
     """
-    return Mean(function, slots, count)
+    return Mean(function, slots, count, as_bound("lower", lower), as_bound("upper", upper))

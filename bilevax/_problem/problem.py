@@ -169,6 +169,32 @@ class Problem(eqx.Module):
             raise ValueError(f"{name} must be a dict with the lower levels {sorted(self.levels)}, got {got}")
         return {level: tree[level] for level in self.levels}
 
+    def centres(self, x: PyTree) -> dict[str, PyTree]:
+        """a(x) of every level whose variables are stored as offsets from it."""
+        return {name: centre(x) for name, centre in self.centre_functions}
+
+    def offsets(self, x: PyTree, y: dict[str, PyTree]) -> dict[str, PyTree]:
+        """What is stored of the variables y of all levels."""
+        centres = self.centres(x)
+        return {n: moved(one, centres[n], -1) if n in centres else one for n, one in y.items()}
+
+    def without_centres(self) -> Problem:
+        """The same problem, with y itself stored."""
+        centred = [name for name, level in self.levels.items() if level.centre is not None]
+        if not centred:
+            return self
+        plain = {name: dataclasses.replace(self.levels[name], around=None) for name in centred}
+        out = object.__new__(Problem)
+        for field in dataclasses.fields(self):
+            object.__setattr__(out, field.name, getattr(self, field.name))
+        object.__setattr__(out, "levels", self.levels | plain)
+        return out
+
+    @property
+    def centre_functions(self) -> tuple[tuple[str, Callable[[PyTree], PyTree]], ...]:
+        """The levels whose variables are stored as offsets, each with its a(x)."""
+        return tuple((name, level.centre) for name, level in self.levels.items() if level.centre is not None)
+
     def see(self, x: PyTree, block: PyTree, lower: dict[str, Batch]) -> PyTree:
         """What f and g receive as x on a batch: the value of `through`, or x itself without one."""
         if self.through is None or self.upper_shares is None:
@@ -193,6 +219,11 @@ class Problem(eqx.Module):
             draw(source, random.at(1 + place), blocks, size) for place, source in enumerate(self.lower_data)
         ]
         return {name: batches[place] for name, place in self.source_of}
+
+
+def moved(y: PyTree, centre: PyTree, sign: int = 1) -> PyTree:
+    """y + sign · centre in the dtype of y; leading axes of y count slots."""
+    return jax.tree.map(lambda a, b: a + sign * b.astype(a.dtype), y, centre)
 
 
 def draw(source: Rows | None, random: Stream, blocks: Array, size: int | None) -> Batch:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax import Array
 
-from bilevax._problem.problem import Problem
+from bilevax._problem.problem import Problem, moved
 from bilevax._problem.rows import Batch
 from bilevax._problem.sampling import Sample
 
@@ -26,6 +26,8 @@ class BlockView:
       constants: the block's constants.
       upper: the batch of f.
       lower: the batch of every lower level.
+      centres: a(x) of the levels whose variables are stored as offsets from it. The functions take these
+        offsets for y, and pass a(x) + offset on to f and g.
     """
 
     problem: Problem
@@ -33,13 +35,16 @@ class BlockView:
     constants: PyTree
     upper: Batch
     lower: dict[str, Batch]
+    centres: dict[str, PyTree] = dataclasses.field(default_factory=dict)
 
     def f(self, y: dict[str, PyTree]) -> Array:
         """f_i(x, y; ξ), for the variables of all levels."""
+        y = {name: self._position(name, one) for name, one in y.items()}
         return self.problem.upper_value(self.x, y, self.constants, self.upper)
 
     def g(self, name: str, y: PyTree) -> Array:
         """g_i(x, y; ζ) of an argmin level, for its own variable."""
+        y = self._position(name, y)
         return self.problem.levels[name].value(self.x, y, self.constants, self.lower[name])
 
     def c(self, name: str) -> PyTree:
@@ -48,11 +53,17 @@ class BlockView:
 
     def term(self, name: str, y: PyTree, v: PyTree) -> Array:
         """A level's term of the scalar ℓ, for its own variable and multiplier."""
+        y = self._position(name, y)
         return self.problem.levels[name].term(self.x, y, v, self.constants, self.lower[name])
 
     def at(self, x: PyTree) -> BlockView:
         """The same block and batch at another x."""
-        return dataclasses.replace(self, x=self.problem.see(x, self.constants, self.lower))
+        seen = self.problem.see(x, self.constants, self.lower)
+        return dataclasses.replace(self, x=seen, centres=self.problem.centres(x))
+
+    def _position(self, name: str, y: PyTree) -> PyTree:
+        """y itself, from what is stored of it."""
+        return moved(y, self.centres[name]) if name in self.centres else y
 
 
 def each_block(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -10,8 +11,11 @@ import numpy as np
 
 from bilevax._problem.problem import Problem
 from bilevax._problem.rows import PerBlock, Shared
+from bilevax._problem.view import each_block
+from bilevax._step.slot_table import SlotTable
+from bilevax._step.slots import gather
 from bilevax._step.state import Along, State
-from bilevax._util.trees import PyTree, all_finite
+from bilevax._util.trees import PyTree, all_finite, where_slot, zeros_like
 
 _REMEDY = {
     "s": "lower_step",
@@ -33,6 +37,9 @@ def describe(problem: Problem, state: State, first: int, last: int) -> str:
     row = _bad_data(problem)
     if row:
         return f"the run diverged between steps {first} and {last}: {row}; mend or leave out such rows"
+    left = _outside_domain(problem, state)
+    if left:
+        return f"the run diverged between steps {first} and {last}: {left}"
     return _describe(state, first, last)
 
 
@@ -104,6 +111,55 @@ def _out_of_range(problem: Problem, state: State) -> str:
                     f"{count}), got {wrong[0]}"
                 )
     return ""
+
+
+def _outside_domain(problem: Problem, state: State) -> str:
+    """Which tracked mean f is not finite at, although it is at a sample of that mean; nothing if none."""
+    leaves = jax.tree.leaves((problem, state))
+    means = [name for name, level in problem.levels.items() if not level.has_hessian]
+    own_slots = any(level.slots is not None for level in problem.levels.values())
+    known = all(isinstance(state.levels[name], SlotTable) for name in means)
+    if not means or not known or own_slots or not all(leaf.is_fully_addressable for leaf in leaves):
+        return ""
+    # After a plain step x before is lost with z; f of a mean often does not read x.
+    x = next((x for x in (state.x_before, state.x) if x is not None and _finite(x)), zeros_like(state.x))
+    sample = state.sampler.draw(problem, state.step - 1)
+    stored = dataclasses.replace(state, centres=()).y
+    y = gather(problem.split("y", stored), sample.blocks)
+    y |= {name: _before_refresh(state, name, sample.blocks) for name in means}
+    seen = {n: each_block(problem, x, sample, lambda view, n=n: view.c(n)) for n in means}
+
+    def is_finite(y: dict[str, PyTree]) -> np.ndarray:
+        return np.isfinite(np.asarray(each_block(problem, x, sample, lambda view, y: view.f(y), y)))
+
+    bad = ~is_finite(y)
+    for name in means:
+        for place in map(int, np.flatnonzero(bad & is_finite(y | {name: seen[name]}))):
+            tracked, fresh = (_entries(tree[name], place) for tree in (y, seen))
+            if np.isfinite(tracked).all():
+                return (
+                    f"f is not finite at the tracked mean of lower level {name!r} in block "
+                    f"{int(sample.blocks[place])}, {_short(tracked)}, although it is at a sample of it, "
+                    f"{_short(fresh)}: give bx.mean the bounds that f needs (lower=…, upper=…)"
+                )
+    return ""
+
+
+def _before_refresh(state: State, name: str, blocks: Any) -> PyTree:
+    """The tracked mean of some blocks that f saw in the last step."""
+    rows = state.levels[name].take(blocks)
+    return (
+        rows.y if rows.previous is None else where_slot(rows.visit == state.step - 1, rows.previous, rows.y)
+    )
+
+
+def _entries(tree: PyTree, place: int) -> np.ndarray:
+    return np.concatenate([np.ravel(np.asarray(leaf)[place]) for leaf in jax.tree.leaves(tree)])
+
+
+def _short(entries: np.ndarray) -> str:
+    """Some numbers, as far as a line holds them."""
+    return ", ".join(f"{entry:.3g}" for entry in entries[:4]) + (", …" if entries.size > 4 else "")
 
 
 def _bad_data(problem: Problem) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jax import Array
 
+from bilevax._problem.problem import moved
 from bilevax._problem.sampling import Sampler
 from bilevax._step.averaging import average_of
 from bilevax._step.clocks import Clocks
@@ -47,6 +50,7 @@ class State(eqx.Module):
       store: the stored gradients of a method that keeps them; else None.
       named: whether the lower levels have names.
       multipliers: the levels whose stored v is [∇²_yy g]⁻¹ ∇_y f.
+      centres: the levels whose y is stored as an offset from a(x), each with its a.
     """
 
     step: Array
@@ -61,6 +65,7 @@ class State(eqx.Module):
     sampler: Sampler
     named: bool = eqx.field(static=True)
     multipliers: tuple[str, ...] = eqx.field(static=True, default=())
+    centres: tuple[tuple[str, Callable[[PyTree], PyTree]], ...] = eqx.field(static=True, default=())
     store: PyTree = None
 
     @property
@@ -76,7 +81,16 @@ class State(eqx.Module):
     @property
     def y(self) -> PyTree:
         """The lower variables, all caught up with the present step."""
-        return self._view({n: _current_y(memory, self.clocks[n]) for n, memory in self.levels.items()})
+        y = {n: _current_y(memory, self.clocks[n]) for n, memory in self.levels.items()}
+        for name, centre in self.centres:
+
+            def position(x: PyTree, offset: PyTree, centre: Any = centre) -> PyTree:
+                return moved(offset, centre(x))
+
+            for _ in range(jnp.ndim(self.step)):  # a state that came out of a vmap
+                position = jax.vmap(position)
+            y[name] = position(self.x, y[name])
+        return self._view(y)
 
     @property
     def v(self) -> PyTree:

@@ -19,8 +19,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from bilevax._problem.levels import on_one_side
 from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import Sample
+from bilevax._problem.signs import signs
+from bilevax._problem.view import each_block
 from bilevax._step.clocks import CompensatedSum
 from bilevax._step.estimators import moving_average, msvr
 from bilevax._step.lagrangian import Gradients, Point, hessians
@@ -97,7 +100,7 @@ class Identity(Tracker):
         return Memory(y=y, previous=y if corrected else None, visit=_never(y) if corrected else None)
 
     def first(self, visit: Visit, look: Look) -> Memory:
-        y = look.points[0].y[visit.name]
+        y = look.problem.levels[visit.name].bounded(look.points[0].y[visit.name])
         return Memory(y=y, previous=None if visit.rows.previous is None else y, visit=visit.rows.visit)
 
     def recall(self, visit: Visit) -> list[PyTree]:
@@ -111,7 +114,12 @@ class Identity(Tracker):
 
     def refresh(self, visit: Visit, look: Look) -> tuple[Memory, Array]:
         rows, rates = visit.rows, visit.rates
-        y = track(rows.y, [one.v[visit.name] for one in look.gradients], rates.alpha, rates.gamma)
+        samples = [one.v[visit.name] for one in look.gradients]
+        y = track(rows.y, samples, rates.alpha, rates.gamma)
+        level = look.problem.levels[visit.name]
+        if visit.corrected and not level.is_bounded:
+            y = on_one_side(y, [rows.y, *samples], _signs(look, visit.name))
+        y = level.bounded(y)
         previous = rows.y if visit.corrected else None
         return Memory(y=y, previous=previous, visit=visit.stamped), jnp.zeros((), jnp.int32)
 
@@ -248,6 +256,15 @@ def check_factorable(name: str, y: PyTree) -> None:
                 f"y0 of the lower level {name!r} must be float32 or float64 for a method that factorises "
                 f"Hessians, got {leaf.dtype}: use BSVRBv2"
             )
+
+
+def _signs(look: Look, name: str) -> PyTree:
+    """On which side of zero the c of a mean level always is, by leaf."""
+
+    def c(x: PyTree, sample: Sample) -> PyTree:
+        return each_block(look.problem, x, sample, lambda view: view.c(name))
+
+    return signs(c, look.points[0].x, look.sample)
 
 
 def _never(y: PyTree) -> Array:

@@ -203,6 +203,7 @@ class RSVRB(AbstractSolver):
             floors=floors,
             sampler=sampler,
             named=problem.named,
+            centres=problem.centre_functions,
         )
 
     def count_oracles(self, problem: Problem, sampler: Sampler, steps: int) -> Oracles:

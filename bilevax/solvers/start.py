@@ -57,6 +57,7 @@ def start_state(recipe: Recipe, problem: Problem, x0: PyTree, y0: PyTree, sample
         sampler=sampler,
         named=problem.named,
         multipliers=tuple(name for name, tracker in trackers.items() if tracker.multiplier),
+        centres=problem.centre_functions,
     )
     return state if rows == 0 else _first_pass(recipe, problem, state, estimated, rows)
 

@@ -27,14 +27,14 @@ def check_own_slots(method: str, problem: Problem) -> None:
 def checked_start(
     problem: Problem, x0: PyTree, y0: PyTree, sampler: Sampler
 ) -> tuple[PyTree, dict[str, PyTree], frozenset[str]]:
-    """x and all y as arrays, with checked shapes, and the mean levels that start from their first batch."""
+    """x and what is stored of y, checked, and the mean levels that start from their first batch."""
     x = checks.floating("x0", x0)
     given = dict.fromkeys(problem.levels) if y0 is None else problem.split("y0", y0)
     block, upper, lower = _one_block(problem, sampler)
     padded = _padded(problem, sampler)
     if padded and not problem.means_over_rows:
         raise ValueError(
-            "means_over_rows=False does not go with ragged blocks and all rows, whose functions are called on "
+            "means_over_rows=False does not go with ragged blocks and all rows: functions are then called on "
             "one row at a time: give batch_size"
         )
     y, one, estimated = {}, {}, set()
@@ -67,8 +67,9 @@ def checked_start(
                     )
         one[name] = _of_one_block(y[name], own)
         level.check(name, x, one[name], block, rows)
+        y[name] = level.bounded(y[name])
     checks.scalar_output("upper", problem.upper, x=x, y=problem.view(one), block=block, batch=upper)
-    return x, y, frozenset(estimated)
+    return x, problem.offsets(x, y), frozenset(estimated)
 
 
 def _padded(problem: Problem, sampler: Sampler) -> set[str]:

@@ -1,0 +1,78 @@
+"""Bounds of a variable, as static data of a level: compared by value, and held by every device."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+PyTree = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """A number, or a tree of arrays, that the entries of a variable must not fall below or exceed.
+
+    Attributes:
+      structure: that of the tree.
+      leaves: its arrays as nested tuples.
+    """
+
+    structure: Any
+    leaves: tuple[Any, ...]
+
+    def like(self, tree: PyTree) -> PyTree:
+        """One array per leaf of a tree: a single number or array serves all of them."""
+        leaves, structure = jax.tree.flatten(tree)
+        mine = [np.asarray(leaf, float) for leaf in self.leaves]
+        if self.structure == jax.tree.structure(0.0):
+            mine = mine * len(leaves)
+        return jax.tree.unflatten(
+            structure, [jnp.asarray(a, b.dtype) for a, b in zip(mine, leaves, strict=True)]
+        )
+
+    def check(self, label: str, one: PyTree) -> None:
+        """Raises unless the bound fits one slot's variable, given by its shapes."""
+        single = self.structure == jax.tree.structure(0.0)
+        shapes = [np.shape(leaf) for leaf in self.leaves]
+        expected = [leaf.shape for leaf in jax.tree.leaves(one)]
+        shapes = shapes * len(expected) if single else shapes
+        fits = single or self.structure == jax.tree.structure(one)
+        if not (fits and all(_broadcasts(a, b) for a, b in zip(shapes, expected, strict=True))):
+            raise ValueError(
+                f"{label} must be a number or fit one block's y of shapes {expected}, got shapes {shapes}"
+            )
+
+
+def as_bound(label: str, tree: PyTree) -> Bound | None:
+    """A bound that a user gave; None for none."""
+    if tree is None:
+        return None
+    leaves, structure = jax.tree.flatten(tree)
+    arrays = [np.asarray(leaf, float) for leaf in leaves]
+    if not arrays or any(np.isnan(array).any() for array in arrays):
+        raise ValueError(f"{label} must be a number or a tree of arrays without nan, got {tree!r}")
+    return Bound(structure, tuple(_nested(array.tolist()) for array in arrays))
+
+
+def check_order(lower: Bound | None, upper: Bound | None) -> None:
+    """Raises if a lower bound exceeds an upper one; those of different structures are not compared."""
+    if lower is None or upper is None or lower.structure != upper.structure:
+        return
+    for low, high in zip(lower.leaves, upper.leaves, strict=True):
+        if np.any(np.asarray(low) > np.asarray(high)):
+            raise ValueError(f"lower must not exceed upper, got lower = {low} and upper = {high}")
+
+
+def _nested(value: Any) -> Any:
+    return tuple(map(_nested, value)) if isinstance(value, list) else value
+
+
+def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    try:
+        return np.broadcast_shapes(shape, to) == to
+    except ValueError:
+        return False
