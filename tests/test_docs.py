@@ -16,7 +16,7 @@ import bilevax.solvers.toolkit as toolkit
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + DOCS
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")] + DOCS
 # The examples of these pages need files, and have tests of their own.
 ELSEWHERE = {"data.md": "test_data_docs.py", "noisy_labels.md": "test_noisy_label_docs.py"}
 LONGEST = 100
