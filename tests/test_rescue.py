@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+from pathlib import Path
 
 import jax
 import pytest
@@ -15,7 +16,7 @@ from test_checkpoint import damage, run, same_bits, saved_steps
 from test_failures import python
 
 import bilevax as bx
-from bilevax._run import checkpoint_files
+from bilevax._run import checkpoint_arrays, checkpoint_files
 from bilevax._run.checkpoint_store import CheckpointStore
 
 pytest.importorskip("orbax.checkpoint")
@@ -200,6 +201,34 @@ def test_a_read_that_fails_for_another_reason_than_damage_changes_nothing(code, 
     assert sorted(tmp_path.rglob("*")) == before
     resumed = run(steps=80, checkpoint=tmp_path, resume=True)
     same_bits(run(steps=80), resumed)
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_directory_that_cannot_be_listed_is_not_taken_for_an_empty_one(resume, tmp_path, monkeypatch):
+    run(steps=60, checkpoint=tmp_path, save_every=20)
+    before = sorted(tmp_path.rglob("*"))
+
+    def fail(path):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", fail)
+        with pytest.raises(bx.CheckpointError, match=r"cannot use .* Input/output error"):
+            run(steps=80, checkpoint=tmp_path, resume=resume)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_device_without_room_for_a_checkpoint_does_not_make_it_damaged(tmp_path, monkeypatch):
+    run(steps=40, checkpoint=tmp_path, save_every=20)
+
+    def fail(*_):
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 123 bytes.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_arrays, "placed", fail)
+        with pytest.raises(bx.CheckpointError, match=r"could not be read .* nothing was changed"):
+            run(steps=80, checkpoint=tmp_path, resume=True)
+    assert saved_steps(tmp_path) == [20, 40]
 
 
 def test_a_checkpoint_whose_read_back_fails_keeps_its_name(tmp_path, monkeypatch):

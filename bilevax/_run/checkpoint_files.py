@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import itertools
@@ -23,11 +22,13 @@ def path_of(directory: Path, step: int) -> Path:
 
 
 def steps_in(directory: Path) -> list[int]:
-    """The steps of the finished checkpoints in a directory, in order; none if it cannot be listed."""
-    with contextlib.suppress(OSError):
-        found = [_step_of(path.name) for path in directory.iterdir()]
-        return sorted(step for step in found if step is not None)
-    return []
+    """The steps of the finished checkpoints in a directory, in order.
+
+    Raises:
+      OSError: if the directory cannot be listed. It may hold checkpoints then.
+    """
+    found = [_step_of(path.name) for path in directory.iterdir()]
+    return sorted(step for step in found if step is not None)
 
 
 def _step_of(name: str) -> int | None:
@@ -106,6 +107,8 @@ def set_aside(checkpoint: Path) -> None:
 _DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 # How the library that reads arrays writes them in messages, in its older and newer versions.
 _OS_ERROR = re.compile(r"(?:OS error |os_error_code=')(\d+)")
+# What that library and devices say if they cannot do something now.
+_LATER = re.compile(r"\b(RESOURCE_EXHAUSTED|UNAVAILABLE|DEADLINE_EXCEEDED|CANCELLED|ABORTED)\b")
 
 
 def may_pass(error: BaseException) -> bool:
@@ -116,7 +119,8 @@ def may_pass(error: BaseException) -> bool:
         error = error.__cause__ or error.__context__ or error
     codes = [one.errno for one in chain if isinstance(one, OSError) and one.errno is not None]
     codes += [int(code) for one in chain for code in _OS_ERROR.findall(str(one))]
-    return any(isinstance(one, MemoryError) for one in chain) or any(code not in _DAMAGE for code in codes)
+    later = any(isinstance(one, MemoryError) or _LATER.search(str(one)) for one in chain)
+    return later or any(code not in _DAMAGE for code in codes)
 
 
 def require_files(folder: Path) -> None:

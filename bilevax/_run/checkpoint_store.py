@@ -85,7 +85,7 @@ class CheckpointStore:
             self._release()
             if isinstance(error, CheckpointError) or not isinstance(error, Exception):
                 raise
-            raise CheckpointError(f"cannot use {self.directory} for checkpoints: {_line(error)}") from error
+            raise self._unusable(error) from error
 
     def _enter(self) -> None:
         """Locks the directory, and removes what a run left unfinished when it was killed."""
@@ -100,17 +100,26 @@ class CheckpointStore:
         if self._is_first:
             checkpoint_files.delete_unfinished(self.directory)
 
+    def _unusable(self, error: Exception) -> CheckpointError:
+        return CheckpointError(f"cannot use {self.directory} for checkpoints: {_line(error)}")
+
     def steps(self) -> list[int]:
-        """The steps of the finished checkpoints, in order."""
-        return checkpoint_files.steps_in(self.directory)
+        """The steps of the finished checkpoints, in order.
+
+        Raises:
+          CheckpointError: if the directory cannot be listed.
+        """
+        try:
+            return checkpoint_files.steps_in(self.directory)
+        except OSError as error:
+            raise self._unusable(error) from error
 
     def require_none(self) -> None:
         """Raises if there are checkpoints: those of a new run must not be mixed with those of an old one."""
-        self._require_one_directory()
-        if self.steps():
+        if steps := self._agreed_steps():
             raise CheckpointError(
-                f"{self.directory} holds checkpoints of steps {self.steps()}: go on with resume=True, or "
-                "give a new run a directory of its own"
+                f"{self.directory} holds checkpoints of steps {steps}: go on with resume=True, or give a new "
+                "run a directory of its own"
             )
 
     # --- writing ---------------------------------------------------------------
@@ -204,8 +213,7 @@ class CheckpointStore:
         Raises:
           CheckpointError: if the checkpoint is of another run, or all are damaged.
         """
-        self._require_one_directory()
-        steps = self.steps()
+        steps = self._agreed_steps()
         for place, step in reversed(list(enumerate(steps))):
             try:
                 meta = self._everywhere(lambda step=step: self._read_meta(step, state, extra))
@@ -320,25 +328,28 @@ class CheckpointStore:
             raise failure
         return found
 
-    def _require_one_directory(self) -> None:
-        """Raises if the processes see different checkpoints: they would not resume from the same step."""
+    def _agreed_steps(self) -> list[int]:
+        """The steps; raises if processes see different ones, as they would not resume from the same."""
+        steps = self._everywhere(self.steps)
         if not self._together:
-            return
-        word = zlib.crc32(repr(self.steps()).encode())
+            return steps
+        word = zlib.crc32(repr(steps).encode())
         halves = [word >> 16, word & 0xFFFF]  # `agreed` takes floats of 24 bits
         *highest, first, second = processes.agreed([*halves, *(-half for half in halves)])
         if highest != [-first, -second]:
             raise CheckpointError(
                 f"the processes see different checkpoints in {self.directory} (this one those of steps "
-                f"{self.steps()}): it must be one directory that all of them share"
+                f"{steps}): it must be one directory that all of them share"
             )
+        return steps
 
     def _guard(self, act: Callable[[], Any]) -> None:
         try:
             self._everywhere(act)
         except Exception as error:
-            self.failed = True
-            kept = [step for step in self.steps() if step in self._good]
+            self.failed, kept = True, []
+            with contextlib.suppress(CheckpointError):
+                kept = [step for step in self.steps() if step in self._good]
             full = "No space left" in str(error)
             raise CheckpointError(
                 f"a checkpoint could not be written to {self.directory}: "
@@ -349,8 +360,11 @@ class CheckpointStore:
 
 def saved_strata(directory: str | Path) -> int | None:
     """The strata of the run whose checkpoints these are, so that other devices can continue it."""
-    for step in reversed(checkpoint_files.steps_in(Path(directory))):
-        with contextlib.suppress(Exception):  # `restore` will say what is wrong
+    steps: list[int] = []
+    with contextlib.suppress(OSError):  # `restore` will say what is wrong
+        steps = checkpoint_files.steps_in(Path(directory))
+    for step in reversed(steps):
+        with contextlib.suppress(Exception):
             meta = checkpoint_files.read_meta(checkpoint_files.path_of(Path(directory), step))
             return int(meta["identity"]["strata"])
     return None

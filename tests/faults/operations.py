@@ -19,6 +19,7 @@ from faults.runs import (
     ViolationError,
     copy_of_stopped_run,
     nothing_moved,
+    require_resumed,
     require_same,
     settle,
 )
@@ -98,8 +99,7 @@ def error(rng, number):
     with copy_of_stopped_run() as folder:
         with nothing_moved(folder), Operations(folder, _place(number), fail):
             attempt = Attempt(folder)
-        if attempt.finished:
-            require_same(attempt.result)
+        require_resumed(attempt)
         settle(folder, may_refuse=False, may_warn=False)
     return RESUMED if attempt.finished else REFUSED
 
@@ -118,7 +118,7 @@ def lost_folder(rng, number):
 
         with Operations(folder, _place(number), lose):
             attempt = Attempt(folder)
-        if attempt.finished:
+        if attempt.finished:  # from the start, if the folder was lost before it was read
             require_same(attempt.result)
         elif attempt.error is None:
             raise ViolationError("the run did not finish, and gave no reason")
@@ -138,8 +138,7 @@ def stop(rng, number):
                 attempt = Attempt(folder)
             if attempt.error is not None:
                 raise ViolationError(f"a signal is no error: {attempt.error}")
-            if attempt.finished:
-                require_same(attempt.result)
+            require_resumed(attempt)
             return settle(folder, may_refuse=False, may_warn=False)
     finally:
         signal.signal(which, before)
@@ -179,8 +178,7 @@ def limit(rng, number):
             limited = _few_files(int(rng.integers(0, 12)))
         with nothing_moved(folder), limited:
             attempt = Attempt(folder)
-        if attempt.finished:
-            require_same(attempt.result)
+        require_resumed(attempt)
         settle(folder, may_refuse=False, may_warn=False)
     return RESUMED if attempt.finished else REFUSED
 
@@ -194,8 +192,7 @@ def full_disk(rng, number):
         filler.write_bytes(bytes(max(0, free - int(rng.integers(0, 1_200_000)))))
         with nothing_moved(folder):
             attempt = Attempt(folder)
-        if attempt.finished:
-            require_same(attempt.result)
+        require_resumed(attempt)
         filler.unlink()
         settle(folder, may_refuse=False, may_warn=False)
     return RESUMED if attempt.finished else REFUSED

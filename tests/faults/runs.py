@@ -132,6 +132,14 @@ def require_same(result, history=True):
         raise ViolationError("the history has other bits")
 
 
+def require_resumed(attempt):
+    """Raises unless a run that finished has begun at the latest checkpoint, and has the right bits."""
+    if attempt.finished:
+        require_same(attempt.result)
+        if attempt.begun != STOPPED_AT:
+            raise ViolationError(f"began at step {attempt.begun}, not at {STOPPED_AT}")
+
+
 def contents(folder):
     """Everything in a folder but the lock file: for each name, what is below it."""
     found = {}
