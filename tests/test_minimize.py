@@ -219,7 +219,7 @@ def test_a_run_that_jax_stops_at_a_nan_carries_its_result():
         (lambda result: result.history.frame(), "pandas", "data"),
         (lambda result: result.plot(), "matplotlib.figure", "experiments"),
         (lambda result: run(progress="bar"), "rich.progress", "data"),
-        (lambda result: run(log=bx.TensorBoard("board")), "tensorboardX.event_file_writer", "tensorboard"),
+        (lambda result: run(log=bx.TensorBoard("board")), "tensorboardX.proto.event_pb2", "tensorboard"),
         (lambda result: run(checkpoint="folder"), "orbax.checkpoint", "checkpoints"),
     ],
 )

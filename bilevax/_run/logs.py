@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
+import struct
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -78,7 +80,7 @@ class JsonLines:
 class TensorBoard:
     """Every metric as a scalar for TensorBoard.
 
-    Every entry is on disk before the run continues. A resumed run writes all its entries again, and tells
+    Every entry is in the file before the run continues. A resumed run writes all its entries again, and tells
     TensorBoard to forget what earlier files hold.
 
     Args:
@@ -91,39 +93,45 @@ class TensorBoard:
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder).expanduser()
-        self._writer: Any = None
-        self._event: Any = None
+        self._file: Any = None
 
     def start(self, entries: Sequence[Entry]) -> None:
         # The package's own SummaryWriter hands events to a thread, which loses them when the process is
-        # killed, and waits for ever once a full disk has ended the thread.
-        writer = extras.required("tensorboardX.event_file_writer", "TensorBoard", "tensorboard")
-        self._event = extras.required("tensorboardX.proto.event_pb2", "TensorBoard", "tensorboard")
+        # killed, and waits for ever once a full disk has ended the thread; its other writers sync the disk
+        # for every entry.
+        events = _tensorboard("proto.event_pb2")
         self.folder.mkdir(parents=True, exist_ok=True)
-        # Names count seconds: two runs within one need a difference.
-        suffix = f".{os.getpid()}.{time.time_ns() % 10**9}"
-        self._writer = writer.EventsWriter(str(self.folder / "events"), suffix)
-        begin = self._event.SessionLog(status=self._event.SessionLog.START)
-        self._writer.write_event(self._event.Event(step=0, wall_time=time.time(), session_log=begin))
+        now = time.time_ns()
+        name = f"events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{os.getpid()}.{now % 10**9}"
+        self._file = (self.folder / name).open("xb")
+        begin = events.SessionLog(status=events.SessionLog.START)
+        self._add(file_version="brain.Event:2")
+        self._add(step=0, session_log=begin)
         for entry in entries:
-            self._add(entry)
-        self._writer.flush()
+            self._add_entry(entry)
+        self._file.flush()
 
     def write(self, entry: Entry) -> None:
-        self._add(entry)
-        self._writer.flush()
+        self._add_entry(entry)
+        self._file.flush()
 
-    def _add(self, entry: Entry) -> None:
-        summary = extras.required("tensorboardX.summary", "TensorBoard", "tensorboard")
+    def _add_entry(self, entry: Entry) -> None:
+        summary = _tensorboard("summary")
         for name, value in entry.items():
             if name != "step":
-                scalar = summary.scalar(name, value)
-                event = self._event.Event(step=int(entry["step"]), wall_time=time.time(), summary=scalar)
-                self._writer.write_event(event)
+                self._add(step=int(entry["step"]), summary=summary.scalar(name, value))
+
+    def _add(self, **event: Any) -> None:
+        """Adds a record: the length of the event, its checksum, the event, its checksum."""
+        checksum = _tensorboard("record_writer").masked_crc32c
+        content = _tensorboard("proto.event_pb2").Event(wall_time=time.time(), **event).SerializeToString()
+        length = struct.pack("<Q", len(content))
+        parts = (length, struct.pack("<I", checksum(length)), content, struct.pack("<I", checksum(content)))
+        self._file.write(b"".join(parts))
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        if self._file is not None:
+            self._file.close()
 
 
 class Logs:
@@ -154,6 +162,10 @@ class Logs:
         with contextlib.ExitStack() as stack:
             for log in closing:
                 stack.callback(log.close)
+
+
+def _tensorboard(module: str) -> Any:
+    return extras.required(f"tensorboardX.{module}", "TensorBoard", "tensorboard")
 
 
 def _line(entry: Entry) -> str:
