@@ -158,3 +158,15 @@ def test_a_centre_of_another_shape_is_refused():
         run(bx.Problem(upper, bx.argmin(lower, around=lambda x: x[:2]), M, ROWS, ROWS), METHODS[0], Y0)
     with pytest.raises(TypeError, match="around must be a function of x"):
         bx.argmin(lower, around=X0)
+
+
+class Forgetful(bx.BSVRBv2):
+    """A method whose state does not say that it holds offsets."""
+
+    def start(self, problem, x0, y0, sampler):
+        return dataclasses.replace(super().start(problem, x0, y0, sampler), centres=())
+
+
+def test_a_method_that_knows_nothing_of_offsets_is_refused():
+    with pytest.raises(TypeError, match="Forgetful cannot store y as offsets"):
+        run(AROUND, Forgetful(upper_step=0.1), Y0)

@@ -146,7 +146,10 @@ def test_a_method_takes_its_documented_arguments_by_name(method):
     assert {one.kind for one in others} <= {inspect.Parameter.KEYWORD_ONLY}
 
 
-@pytest.mark.parametrize("name", ["minimize", "sweep", "memory_estimate", "Sampling", "Stop", "Checkpoint"])
+@pytest.mark.parametrize(
+    "name",
+    ["minimize", "sweep", "memory_estimate", "Sampling", "Stop", "Checkpoint", "Problem", "argmin", "mean"],
+)
 def test_a_function_takes_its_documented_arguments(name):
     assert documented(getattr(bx, name)) == list(inspect.signature(getattr(bx, name)).parameters)
 

@@ -91,10 +91,6 @@ class Argmin(Level):
 
     around: Callable[[PyTree], PyTree] | None = eqx.field(static=True, default=None)
 
-    def __check_init__(self) -> None:
-        if self.around is not None and not callable(self.around):
-            raise TypeError(f"around must be a function of x, got {type(self.around).__name__}")
-
     @property
     def centre(self) -> Callable[[PyTree], PyTree] | None:
         """See `Level.centre`."""
@@ -226,6 +222,8 @@ def argmin(
       ...     around=lambda x: x,
       ... )
     """
+    if around is not None and not callable(around):
+        raise TypeError(f"around must be a function of x, got {type(around).__name__}")
     return Argmin(function, slots, count, around)
 
 

@@ -56,7 +56,13 @@ def compiled_start(
     """`solver.start`, compiled. The state aliases no other buffers, so that it can be donated."""
     # Python floats would become constants of the program.
     x0, y0 = jax.tree.map(lambda a: jnp.asarray(a) if isinstance(a, float) else a, (x0, y0))
-    return _start(numbers_as_arrays(solver), problem, x0, y0, sampler, shards)
+    state = _start(numbers_as_arrays(solver), problem, x0, y0, sampler, shards)
+    if state.centres != problem.centre_functions:
+        raise TypeError(
+            f"{type(solver).__name__} cannot store y as offsets (argmin with around=…): a start that can "
+            "begins at `problem.offsets(x, y)` and sets `centres=problem.centre_functions` in its state"
+        )
+    return state
 
 
 def compiled_chunk(
