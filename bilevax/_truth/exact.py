@@ -25,6 +25,7 @@ from bilevax._util.trees import PyTree, combine, norm, result_dtype, zeros_like
 
 _DENSE = 512  # the largest d_y whose Hessians are formed
 _NUMBERS = 2**25  # about how many entries of intermediate results a group of blocks may take
+_MOST_BLOCKS = 256  # in a group: solving 1,000 blocks at once hung on a busy CPU of two cores
 _NEWTON_STEPS = 100
 
 
@@ -64,7 +65,7 @@ def group_size(problem: Problem, sampler: Sampler, y: dict[str, PyTree]) -> int:
         own = 0 if batch.shared else sum(leaf.size for leaf in leaves)
         count = max((leaf.shape[0 if batch.shared else 1] for leaf in leaves), default=1)
         most = max(most, own + count * directions + size * directions)
-    return max(1, _NUMBERS // most)
+    return max(1, min(_MOST_BLOCKS, _NUMBERS // most))
 
 
 def solved(problem: Problem, x: PyTree, start: dict[str, PyTree], plan: Accuracy) -> dict[str, PyTree]:
