@@ -71,7 +71,7 @@ FIT_AND_SAVE = """
 
     small = {{"users_per_step": 10, "negatives": 10, "cutoff": 20}}
     table = generate.interactions(30, 40, 600, seed=0).table
-    recommender = TopKRecommender("song", model="mf", width=2, epochs=500, every=1, settings=small)
+    recommender = TopKRecommender("song", width=2, epochs=500, warm_up=0, every=1, settings=small)
     recommender.fit(table, progress=Impatient(), **{options})
     recommender.save({path!r})
 """

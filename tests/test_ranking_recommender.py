@@ -26,6 +26,7 @@ from bilevax.applications.ranking import (
     train,
     train_many,
 )
+from bilevax.applications.ranking.defaults import method_settings, table_settings
 from bilevax.applications.ranking.presets import tuned
 from bilevax.applications.ranking.recommender import as_interactions
 from bilevax.data import DataError, generate, make_interactions, split_last
@@ -56,7 +57,7 @@ def parts(table):
 
 @pytest.fixture(scope="module")
 def fitted(table):
-    recommender = TopKRecommender("song", model="mf", width=4, epochs=4, every=2, held_out=2, settings=SMALL)
+    recommender = TopKRecommender("song", width=4, epochs=4, warm_up=0, every=2, held_out=2, settings=SMALL)
     return recommender.fit(table, progress=None)
 
 
@@ -140,10 +141,100 @@ def test_what_is_measured_and_kept_is_an_average(parts, method):
 
 
 def test_default_settings_are_those_of_the_search():
-    found = TopKRecommender("k-song", settings={"alpha": 0.5}).settings
-    assert found == tuned("ml-1m", "k-song") | {"alpha": 0.5}
+    assert method_settings("k-song", {"alpha": 0.5}) == tuned("ml-1m", "k-song") | {"alpha": 0.5}
     # The settings belong to a surrogate and a discount: with others they mean something else.
-    assert TopKRecommender("k-song", settings={"surrogate": "sigmoid"}).settings == {"surrogate": "sigmoid"}
+    assert method_settings("k-song", {"surrogate": "sigmoid"}) == {"surrogate": "sigmoid"}
+
+
+def shaped(users, items, each):
+    """A table in which every user has the same number of items."""
+    item = (np.arange(users)[:, None] + np.arange(each)) % items
+    return Ratings.of(make_interactions(np.repeat(np.arange(users), each), item.ravel()).csr())
+
+
+def test_defaults_fit_the_size_of_a_table():
+    searched = tuned("ml-1m", "k-song")["weight_decay"]
+    large = table_settings("k-song", {}, shaped(7000, 400, 160))
+    assert (large.users_per_step, large.cutoff) == (256, 200)
+    assert large.weight_decay == searched
+    small = table_settings("k-song", {}, shaped(1200, 400, 20))
+    assert small.users_per_step == 50
+    assert small.weight_decay == pytest.approx(searched * (155.6 / 20) ** 0.8)
+    tiny = table_settings("k-song", {}, shaped(20, 10, 2))
+    assert (tiny.users_per_step, tiny.cutoff, tiny.weight_decay) == (20, 5, 8.0)
+    # The weight decay of a plain loss, and what is given, stay as they are.
+    assert table_settings("softmax", {}, shaped(1200, 400, 20)).weight_decay == 0.7974
+    given = {"users_per_step": 7, "weight_decay": 0.1, "cutoff": 3}
+    chosen = table_settings("k-song", given, shaped(1200, 400, 20))
+    assert {name: getattr(chosen, name) for name in given} == given
+
+
+def test_a_refit_learns_from_the_held_out_items_for_the_best_number_of_epochs(table, monkeypatch):
+    runs = []
+
+    def watched(ratings, *arguments, **options):
+        runs.append((ratings.pairs, options["epochs"], options["warm_up"], options["dev"] is None))
+        return train(ratings, *arguments, **options)
+
+    monkeypatch.setattr("bilevax.applications.ranking.recommender.train", watched)
+    plan = {"width": 2, "epochs": 6, "warm_up": 1, "every": 2, "held_out": 2, "settings": SMALL}
+    fitted = TopKRecommender("song", **plan).fit(table, progress=None)
+    pairs = len(table)
+    held = 2 * table.users
+    assert runs == [(pairs - held, 6, 1, False), (pairs, fitted.best_epoch_, 1, True)]
+    assert fitted.outcome_ is bx.Outcome.FINISHED
+    assert fitted.settings_.alpha == SMALL.get("alpha", tuned("ml-1m", "song")["alpha"])
+    runs.clear()
+    TopKRecommender("song", refit=False, **plan).fit(table, progress=None)
+    assert len(runs) == 1
+
+
+def test_a_refit_that_is_interrupted_leaves_the_selected_model(table):
+    plan = {"width": 2, "epochs": 3, "warm_up": 0, "every": 1, "held_out": 2, "settings": SMALL}
+    selected = TopKRecommender("song", refit=False, **plan).fit(table, progress=None)
+    cut = TopKRecommender("song", **plan)
+    cut.fit(table, progress=Impatient(4), raise_on_interrupt=False)
+    assert cut.outcome_ is bx.Outcome.INTERRUPTED
+    jax.tree.map(np.testing.assert_array_equal, cut._require().x, selected._require().x)
+
+
+def test_bilevel_methods_are_warmed_up_by_default_and_others_are_not(table, monkeypatch):
+    seen = []
+
+    def watched(*arguments, **options):
+        seen.append(options["warm_up"])
+        return train(*arguments, **options | {"warm_up": 0})
+
+    monkeypatch.setattr("bilevax.applications.ranking.recommender.train", watched)
+    for method in ("song", "softmax"):
+        TopKRecommender(method, width=2, epochs=1, held_out=0, settings=SMALL).fit(table, progress=None)
+    assert seen == [20, 0]
+
+
+class Seen(list):
+    """A display that remembers what it was given."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def update(self, step, speed, metrics):
+        self.append((step, dict(metrics)))
+
+
+def test_progress_shows_epochs_the_metric_its_best_value_and_the_objective(table):
+    shown = Seen()
+    plan = {"width": 2, "epochs": 4, "warm_up": 0, "every": 2, "held_out": 2, "refit": False}
+    fitted = TopKRecommender("song", settings=SMALL, **plan).fit(table, progress=shown)
+    history = fitted.history_
+    found = [1 - value for value in history["missed ndcg@10"]]
+    assert [set(metrics) for _, metrics in shown] == 2 * [{"epoch", "ndcg@10", "best", "objective"}]
+    assert [metrics["epoch"] for _, metrics in shown] == [2, 4]
+    assert [metrics["ndcg@10"] for _, metrics in shown] == pytest.approx(found)
+    assert [metrics["best"] for _, metrics in shown] == pytest.approx([found[0], max(found)])
+    assert [metrics["objective"] for _, metrics in shown] == pytest.approx(list(history["objective"]))
 
 
 class Impatient:
@@ -189,7 +280,7 @@ def test_interrupted_training_resumes_with_the_same_bits(parts, tmp_path):
 
 
 def test_an_interrupted_fit_says_so_and_stays_marked_when_saved(table, tmp_path, capsys):
-    recommender = TopKRecommender("song", model="mf", width=2, epochs=50, every=1, settings=SMALL)
+    recommender = TopKRecommender("song", width=2, epochs=50, warm_up=0, every=1, settings=SMALL)
     recommender.fit(table, progress=Impatient(2), raise_on_interrupt=False)
     assert recommender.outcome_ is bx.Outcome.INTERRUPTED
     lines = [line for line in capsys.readouterr().err.splitlines() if "was interrupted" in line]
@@ -201,7 +292,7 @@ def test_an_interrupted_fit_says_so_and_stays_marked_when_saved(table, tmp_path,
 
 def test_an_interrupted_fit_needs_no_screen(table, monkeypatch):
     monkeypatch.setattr("sys.stderr", None)
-    recommender = TopKRecommender("song", model="mf", width=2, epochs=50, every=1, settings=SMALL)
+    recommender = TopKRecommender("song", width=2, epochs=50, warm_up=0, every=1, settings=SMALL)
     recommender.fit(table, progress=Impatient(1), raise_on_interrupt=False)
     assert recommender.outcome_ is bx.Outcome.INTERRUPTED
 
@@ -344,7 +435,7 @@ def test_a_configuration_may_be_a_file(tmp_path):
     (tmp_path / "a.toml").write_text('method = "song"\nepochs = 3\n[settings]\nalpha = 0.2\n')
     one = TopKRecommender.from_file(tmp_path / "a.toml")
     assert (one.method, one.epochs) == ("song", 3)
-    assert one.settings == tuned("ml-1m", "song") | {"alpha": 0.2}
+    assert one.settings == {"alpha": 0.2}
     (tmp_path / "b.json").write_text(json.dumps({"method": "softmax", "depth": 3}))
     with pytest.raises(ValueError, match=r"arguments must be among .*got \['depth'\]"):
         TopKRecommender.from_file(tmp_path / "b.json")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,20 +16,22 @@ import numpy as np
 import bilevax as bx
 from bilevax.applications import interrupted
 from bilevax.applications.ranking import saved_values
-from bilevax.applications.ranking.array_file import load_arrays, read_file, save_arrays
+from bilevax.applications.ranking.array_file import full_path, load_arrays, read_file, save_arrays
+from bilevax.applications.ranking.defaults import WARM_UP, method_settings, table_settings
 from bilevax.applications.ranking.fitted import Fitted, check_ids
 from bilevax.applications.ranking.held_out import hold_out
-from bilevax.applications.ranking.methods import TrainingSettings, checked_method
+from bilevax.applications.ranking.methods import BILEVEL, TrainingSettings, checked_method
 from bilevax.applications.ranking.models import MF, NeuMF
 from bilevax.applications.ranking.presets import tuned
 from bilevax.applications.ranking.ratings import Ratings
-from bilevax.applications.ranking.training import parse_metric, train
+from bilevax.applications.ranking.training import Trained, parse_metric, train
 from bilevax.data import Interactions, load_interactions, make_interactions, split_last
 from bilevax.data.tables import usual_columns
 
 MODELS: dict[str, Any] = {"neumf": NeuMF, "mf": MF}
 _KEPT = ("user_ids", "item_ids", "offsets", "items")
 _NOTED = ("arguments", "best_epoch", "outcome", "history")
+_LEAST_SECONDS = 1e-3
 _CONFIGURATION_LIMIT = 2**20  # bytes
 
 
@@ -36,25 +40,31 @@ class TopKRecommender:
 
     Args:
       method: one of `METHODS`; "k-song" is the cheapest bilevel method with a top-K threshold.
-      model: "neumf" or "mf".
+      model: "mf" or "neumf", matrix factorisation or its neural form, which is slower.
       width: the length of the model's vectors.
       dropout: of "neumf".
       epochs: how many times every user is visited, at most.
-      warm_up: epochs of softmax cross-entropy before that, with the tuned settings of softmax.
+      warm_up: epochs of softmax cross-entropy before that, with the tuned settings of softmax; by default 20
+        for the bilevel methods and 0 for the others.
       held_out: the number of each user's last items that are held out to select the best epoch; with 0,
         training uses all items and runs for all epochs. Users with too few items keep all of them.
+      refit: train again with all items, for the best number of epochs; without it the model has not learnt
+        from the held-out items.
       watch: the metric that selects the best epoch.
       every: epochs between two measurements.
       patience: training stops after this many measurements without improvement; None never stops early.
       seed: of all random choices.
       settings: hyper-parameters by name, see `TrainingSettings`. The defaults are what a search on MovieLens
-        1M found for the method (after 20 epochs of warm-up); if you give a surrogate or a discount, those of
-        `TrainingSettings`. The default cutoff is at most half of the items.
+        1M found for the method, with fewer users per step where there are fewer users, and more weight decay
+        where users have fewer pairs; if you give a surrogate or a discount, those of `TrainingSettings`. The
+        default cutoff is at most half of the items.
 
     Attributes:
-      history_: the measurements of the training.
-      best_epoch_: the epoch whose parameters are kept.
-      outcome_: why the training ended, a `bx.Outcome`: `bx.Outcome.INTERRUPTED` after a signal.
+      settings_: the `TrainingSettings` of the training.
+      history_: the measurements of the training that selected the epoch.
+      best_epoch_: the best epoch by the watched metric.
+      outcome_: why the training ended, a `bx.Outcome`: `bx.Outcome.INTERRUPTED` after a signal. If that or
+        the time ended it, the model is that of the best epoch so far, without the held-out items.
 
     Example:
       >>> from bilevax.applications.ranking import TopKRecommender
@@ -71,12 +81,13 @@ class TopKRecommender:
         self,
         method: str = "k-song",
         *,
-        model: str = "neumf",
+        model: str = "mf",
         width: int = 64,
         dropout: float = 0.0,
         epochs: int = 200,
-        warm_up: int = 0,
+        warm_up: int | None = None,
         held_out: int = 5,
+        refit: bool = True,
         watch: str = "ndcg@10",
         every: int = 5,
         patience: int | None = 10,
@@ -91,8 +102,11 @@ class TopKRecommender:
         bx.checks.coefficient("dropout", dropout, high=0.99, zero=True, optional=False)
         self.dropout = dropout
         self.epochs = bx.checks.whole_number("epochs", epochs, 1)
-        self.warm_up = bx.checks.whole_number("warm_up", warm_up, 0)
+        self.warm_up = None if warm_up is None else bx.checks.whole_number("warm_up", warm_up, 0)
         self.held_out = bx.checks.whole_number("held_out", held_out, 0)
+        if not isinstance(refit, bool):
+            raise TypeError(f"refit must be True or False, got {refit!r}")
+        self.refit = refit
         parse_metric(watch)
         self.watch = watch
         self.every = bx.checks.whole_number("every", every, 1)
@@ -100,11 +114,10 @@ class TopKRecommender:
         self.seed = bx.checks.whole_number("seed", seed, 0, 2**63 - 1)
         if not isinstance(settings, Mapping | None):
             raise TypeError(f"settings must be a dict, got {type(settings).__name__}")
-        given = {name: _plain(value) for name, value in (settings or {}).items()}
-        other_form = "surrogate" in given or "discount" in given
-        self.settings = given if other_form else tuned("ml-1m", method) | given
-        TrainingSettings().replace(**self.settings)
+        self.settings = {name: _plain(value) for name, value in (settings or {}).items()}
+        TrainingSettings().replace(**method_settings(method, self.settings))
         self._fitted: Fitted | None = None
+        self.settings_: TrainingSettings | None = None
         self.history_: bx.History | None = None
         self.best_epoch_: float | None = None
         self.outcome_: bx.Outcome | None = None
@@ -167,10 +180,6 @@ class TopKRecommender:
         table = as_interactions(table)
         check_ids("user_ids", table.user_ids)
         check_ids("item_ids", table.item_ids)
-        settings = TrainingSettings().replace(**self.settings)
-        if "cutoff" not in self.settings:
-            settings = settings.replace(cutoff=min(settings.cutoff, max(1, table.items // 2)))
-        settings = settings.replace(users_per_step=min(settings.users_per_step, table.users))
         _, cutoff = parse_metric(self.watch)
         if self.held_out and cutoff > table.items:
             raise ValueError(
@@ -183,40 +192,54 @@ class TopKRecommender:
             ratings = Ratings.of(parts.train)
             dev = hold_out(Ratings.of(parts.dev, empty_users=True), [ratings])
         model = self._make_model(table.users, table.items)
-        try:
-            trained = train(
-                ratings,
-                model,
-                self.method,
-                settings,
-                key=jax.random.key(self.seed),
-                epochs=self.epochs,
-                warm_up=self.warm_up,
-                warm_settings=settings.replace(
-                    **tuned("ml-1m", "softmax") | {"positives": settings.positives}
-                ),
-                dev=dev,
-                watch=self.watch,
-                every=self.every,
-                patience=self.patience if dev is not None else None,
-                progress=progress,
-                seconds=seconds,
-                checkpoint=checkpoint,
-                resume=resume,
-                raise_on_interrupt=True,
-            )
-        except KeyboardInterrupt as interrupt:
-            trained = interrupted.result_of(interrupt)
-        self._fitted = Fitted(
-            model,
-            trained.x,
-            table.user_ids,
-            table.item_ids,
-            np.asarray(everything.offsets),
-            np.asarray(everything.items),
-        )
-        self.history_, self.best_epoch_, self.outcome_ = trained.history, trained.epoch, trained.outcome
-        if trained.outcome is bx.Outcome.INTERRUPTED:
+        settings = self.settings_ = table_settings(self.method, self.settings, ratings)
+        warm_up = self.warm_up
+        if warm_up is None:
+            warm_up = WARM_UP if self.method in BILEVEL else 0
+        softmax = settings.replace(**tuned("ml-1m", "softmax") | {"positives": settings.positives})
+        began, folder = time.monotonic(), None if checkpoint is None else full_path(checkpoint)
+
+        def run(ratings: Ratings, epochs: int, left: float | None, folder: Path | None, dev: Any) -> Trained:
+            try:
+                return train(
+                    ratings,
+                    model,
+                    self.method,
+                    settings,
+                    key=jax.random.key(self.seed),
+                    epochs=epochs,
+                    warm_up=warm_up,
+                    warm_settings=softmax,
+                    dev=dev,
+                    watch=self.watch,
+                    every=self.every,
+                    patience=self.patience if dev is not None else None,
+                    progress=progress,
+                    seconds=left,
+                    checkpoint=folder,
+                    resume=resume,
+                    raise_on_interrupt=True,
+                )
+            except KeyboardInterrupt as interrupt:
+                return interrupted.result_of(interrupt)
+
+        def keep(x: Any, outcome: bx.Outcome) -> None:
+            owned = np.asarray(everything.offsets), np.asarray(everything.items)
+            self._fitted = Fitted(model, x, table.user_ids, table.item_ids, *owned)
+            self.outcome_ = outcome
+
+        trained = run(ratings, self.epochs, seconds, folder, dev)
+        self.history_, self.best_epoch_, outcome = trained.history, trained.epoch, trained.outcome
+        keep(trained.x, outcome)
+        if self.refit and dev is not None and outcome in (bx.Outcome.FINISHED, bx.Outcome.PATIENCE):
+            epochs = max(1, math.ceil(trained.epoch))
+            left = None if seconds is None else max(seconds - (time.monotonic() - began), _LEAST_SECONDS)
+            again = run(everything, epochs, left, None if folder is None else folder / "refit", None)
+            # A refit that was cut short is no better than the model that was selected.
+            finished = again.outcome is bx.Outcome.FINISHED
+            outcome = outcome if finished else again.outcome
+            keep(again.x if finished else trained.x, outcome)
+        if outcome is bx.Outcome.INTERRUPTED:
             more = "" if checkpoint is None else "; fit again with resume=True to continue"
             interrupted.end_fit(
                 f"TopKRecommender.fit was interrupted: the model is that of epoch {trained.epoch:.1f} of "
@@ -363,8 +386,8 @@ def as_interactions(table: Any) -> Interactions:
 
 def _arguments(recommender: TopKRecommender) -> dict[str, Any]:
     names = (
-        "method", "model", "width", "dropout", "epochs", "warm_up", "held_out", "watch", "every", "patience",
-        "seed", "settings",
+        "method", "model", "width", "dropout", "epochs", "warm_up", "held_out", "refit", "watch", "every",
+        "patience", "seed", "settings",
     )  # fmt: skip
     return {name: getattr(recommender, name) for name in names}
 

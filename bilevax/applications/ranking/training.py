@@ -16,6 +16,7 @@ from jax import Array
 import bilevax as bx
 from bilevax.applications import interrupted
 from bilevax.applications.ranking.array_file import full_path
+from bilevax.applications.ranking.epoch_progress import EpochProgress, missed_name
 from bilevax.applications.ranking.evaluation import METRICS, mean_metrics
 from bilevax.applications.ranking.held_out import Held
 from bilevax.applications.ranking.methods import (
@@ -90,7 +91,8 @@ def train(
       watch: the metric that selects the best epoch; needs `dev`.
       every: epochs between two measurements.
       patience: stop when the watched metric has not improved for this many measurements.
-      progress: as in `bx.minimize`.
+      progress: as in `bx.minimize`. It shows the epoch, the watched metric and its best value so far, and
+        the objective of the method with its settings.
       seconds: stop after about this much time, the warm-up included.
       checkpoint: a directory for checkpoints; "~" is the home folder.
       resume: continue from the latest checkpoint.
@@ -168,6 +170,7 @@ def _run(
     patience: int | None = None,
     seconds: float | None = None,
     raise_on_interrupt: bool = False,
+    progress: bx.Progress | str | None = None,
     **options: Any,
 ) -> tuple[bx.Result, int]:
     per_epoch = steps_per_epoch(ratings.users, settings)
@@ -193,6 +196,9 @@ def _run(
             metrics=None if measure is None else {measure.name: measure},
             every=None if every is None else every * per_epoch,
             stop=stop,
+            progress=EpochProgress(
+                progress, epochs * per_epoch, per_epoch, None if measure is None else measure.metric
+            ),
             **options,
         )
     except KeyboardInterrupt as interrupt:
@@ -209,7 +215,7 @@ class Missed:
     @property
     def name(self) -> str:
         """Its name in the history."""
-        return f"missed {self.metric}"
+        return missed_name(self.metric)
 
     def __call__(self, problem: bx.Problem, state: bx.State) -> Array:
         (means,) = mean_metrics(self.model, state.average, (self.held,), (self.cutoff,))

@@ -1,0 +1,224 @@
+"""`TopKRecommender` with its defaults, beside popularity, EASE and ALS, on tables of several shapes.
+
+    python -m benchmarks.recommenders ml-1m dense sparse implicit --seeds 3
+
+The last five items of every user are for testing; everything else is the table that a user would have.
+`TopKRecommender` is fitted to it with its defaults and holds out development items by itself. The other two
+choose their settings on the five items before the test items, and are then fitted to the whole table. All
+items that the table does not have for a user are ranked; NDCG@10 has the gains 2^r − 1.
+
+- ml-1m: MovieLens 1M (BILEVAX_DATA), the last items by time;
+- dense, medium, sparse: 2,000 users, 1,000 items and 120,000, 60,000 and 30,000 generated ratings
+  (`bilevax.data.generate`);
+- implicit: 2,000 users, 1,000 items and 80,000 pairs without ratings, drawn with softmax probabilities of
+  random vectors of length 16: a strong taste.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from scipy import stats
+
+from bilevax.applications.ranking import Ratings, TopKRecommender, evaluate, hold_out
+from bilevax.data import Interactions, generate, load_interactions, make_interactions, split_last
+
+Scores = np.ndarray  # (users, items)
+SIZES = {"dense": 120_000, "medium": 60_000, "sparse": 30_000}
+TEST = 5
+EASE_RIDGES = (10.0, 30.0, 100.0, 300.0, 1000.0)
+ALS_CHOICES = tuple(
+    (rank, alpha, ridge) for rank in (16, 64) for alpha in (3.0, 10.0) for ridge in (3.0, 30.0)
+)
+
+
+class Score(NamedTuple):
+    """The test NDCG@10 of a method, the seconds of its fit, and a note on its settings."""
+
+    ndcg: float
+    seconds: float
+    note: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A table to fit, the same without its development items, and what to find in the end."""
+
+    table: Interactions
+    shorter: Ratings
+    seen: Ratings
+    dev: Ratings
+    test: Ratings
+
+
+def load_table(name: str, seed: int) -> Interactions:
+    """A table by its name; MovieLens does not depend on the seed."""
+    if name in SIZES:
+        return generate.interactions(2000, 1000, SIZES[name], seed=seed).table
+    if name == "implicit":
+        return tastes(2000, 1000, 40, seed)
+    return load_interactions(name)
+
+
+def tastes(users: int, items: int, each: int, seed: int, rank: int = 16) -> Interactions:
+    """Pairs without ratings: `each` items per user, without replacement, by softmax of ⟨a_u, b_j⟩ + c_j."""
+    random = np.random.default_rng(seed)
+    a, b = random.normal(size=(users, rank)), random.normal(size=(items, rank))
+    logits = 1.5 * a @ b.T / rank**0.5 + random.normal(size=items)
+    keys = logits + random.gumbel(size=logits.shape)
+    chosen = np.argsort(-keys, axis=1)[:, :each]
+    chosen = random.permuted(chosen, axis=1)  # the order of times says nothing about the taste
+    return make_interactions(
+        np.repeat(np.arange(users), each), chosen.ravel(), time=np.tile(np.arange(each), users)
+    )
+
+
+def make_case(table: Interactions) -> Case:
+    """Splits a table."""
+    table = table.at_least(11)
+    split = split_last(table, TEST, TEST)
+    train, dev, test = (Ratings.of(part) for part in (split.train, split.dev, split.test))
+    whole = split_last(table, 0, TEST)
+    fitted = _rows(table, whole.train)
+    return Case(fitted, train, Ratings.of(whole.train), dev, test)
+
+
+def _rows(table: Interactions, kept: Any) -> Interactions:
+    """The rows of a table that a part of its split holds."""
+    width = table.items
+    pairs = kept.user.astype(np.int64) * width + kept.item
+    inside = np.isin(table.user.astype(np.int64) * width + table.item, pairs)
+    columns = {name: getattr(table, name)[inside] for name in ("user", "item", "rating", "time")}
+    return dataclasses.replace(table, **columns)
+
+
+class Table:
+    """A model whose scores are a table: what `evaluate` needs."""
+
+    def score(self, x: Any, user: Any, items: Any) -> Any:
+        return x[user][items]
+
+    def score_all(self, x: Any, users: Any) -> Any:
+        return x[users]
+
+
+def ndcg(scores: Scores, held: Any) -> float:
+    """The mean NDCG@10."""
+    found = jax.jit(lambda x: evaluate(Table(), x, held, [10]))(np.asarray(scores, np.float32))
+    return float(np.nanmean(np.asarray(found["ndcg@10"])))
+
+
+def dense(ratings: Ratings) -> np.ndarray:
+    """(users, items): 1 where there is a pair."""
+    out = np.zeros((ratings.users, ratings.item_count), np.float32)
+    owner = np.repeat(np.arange(ratings.users), np.diff(np.asarray(ratings.offsets)))
+    out[owner, np.asarray(ratings.items)[: len(owner)]] = 1.0
+    return out
+
+
+def ease(pairs: np.ndarray, ridge: float) -> Scores:
+    """Steck, *Embarrassingly Shallow Autoencoders for Sparse Data*, WWW 2019."""
+    inverse = np.linalg.inv(pairs.T @ pairs + ridge * np.eye(pairs.shape[1], dtype=pairs.dtype))
+    weights = -inverse / np.diag(inverse)
+    np.fill_diagonal(weights, 0.0)
+    return pairs @ weights
+
+
+def als(pairs: np.ndarray, rank: int, alpha: float, ridge: float, sweeps: int = 10, seed: int = 0) -> Scores:
+    """Hu, Koren and Volinsky, *Collaborative Filtering for Implicit Feedback Datasets*, ICDM 2008."""
+    random = np.random.default_rng(seed)
+    user, item = (0.1 * random.normal(size=(count, rank)).astype(np.float32) for count in pairs.shape)
+    for _ in range(sweeps):
+        user = _half(pairs, item, alpha, ridge)
+        item = _half(pairs.T, user, alpha, ridge)
+    return user @ item.T
+
+
+def _half(pairs: np.ndarray, fixed: np.ndarray, alpha: float, ridge: float) -> np.ndarray:
+    """One half of a sweep: weight 1 + α on pairs, 1 elsewhere."""
+    rank = fixed.shape[1]
+    common = fixed.T @ fixed + ridge * np.eye(rank, dtype=np.float32)
+    matrices = np.stack([common + alpha * fixed[row > 0].T @ fixed[row > 0] for row in pairs])
+    targets = (1 + alpha) * pairs @ fixed
+    return np.linalg.solve(matrices, targets[..., None])[..., 0].astype(np.float32)
+
+
+def chosen(fit: Callable[..., Scores], choices: Any, case: Case) -> tuple[Scores, str]:
+    """The scores of the best setting by development items, fitted to the whole table."""
+    held, pairs = hold_out(case.dev, [case.shorter]), dense(case.shorter)
+    best = max(choices, key=lambda one: ndcg(fit(pairs, *one), held))
+    return fit(dense(case.seen), *best), " ".join(f"{value:g}" for value in best)
+
+
+def recommender(case: Case, **arguments: Any) -> tuple[Scores, str]:
+    """The scores of `TopKRecommender`, with its defaults unless arguments say otherwise."""
+    made = TopKRecommender(**arguments).fit(case.table, progress=None)
+    fitted: Any = made._fitted  # pyright: ignore[reportPrivateUsage]
+    scores = np.stack([fitted.catalogue_scores(user) for user in range(len(fitted.user_ids))])
+    return scores, f"epoch {made.best_epoch_:.0f}"
+
+
+def compare(case: Case, variants: dict[str, dict[str, Any]], plain: bool = True) -> dict[str, Score]:
+    """Test NDCG@10, seconds and a note, by method."""
+    held = hold_out(case.test, [case.seen])
+    runs: dict[str, Callable[[], tuple[Scores, str]]] = {}
+    if plain:
+        runs = {
+            "popularity": lambda: (np.tile(dense(case.seen).sum(0), (case.seen.users, 1)), ""),
+            "EASE": lambda: chosen(ease, [(ridge,) for ridge in EASE_RIDGES], case),
+            "ALS": lambda: chosen(als, ALS_CHOICES, case),
+        }
+    for name, arguments in variants.items():
+        runs[name] = lambda arguments=arguments: recommender(case, **arguments)
+    out = {}
+    for name, fit in runs.items():
+        began = time.perf_counter()
+        scores, note = fit()
+        out[name] = Score(ndcg(scores, held), time.perf_counter() - began, note)
+    return out
+
+
+def main() -> None:
+    """Prints a line for every fit, then a table."""
+    parser = argparse.ArgumentParser("python -m benchmarks.recommenders", description=__doc__)
+    parser.add_argument("tables", nargs="*", default=["dense", "medium", "sparse", "implicit"])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--no-plain", action="store_true", help="only the recommender")
+    parser.add_argument(
+        "--variants", default='{"TopKRecommender": {}}', help="arguments of the recommender, as JSON by name"
+    )
+    options = parser.parse_args()
+    found: dict[str, dict[str, list[Score]]] = {}
+    for name in options.tables:
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
+            case = make_case(load_table(name, seed))
+            variants = {
+                variant: arguments | {"seed": seed}
+                for variant, arguments in json.loads(options.variants).items()
+            }
+            for method, got in compare(case, variants, not options.no_plain).items():
+                found.setdefault(method, {}).setdefault(name, []).append(got)
+                print(f"{name} {seed} {method}: {got.ndcg:.4f}  {got.seconds:.1f} s  {got.note}", flush=True)
+    print("| method | " + " | ".join(options.tables) + " |")
+    print("| --- " * (1 + len(options.tables)) + "|")
+    for method, tables in found.items():
+        cells = [_cell(tables[name]) for name in options.tables]
+        print(f"| {method} | " + " | ".join(cells) + " |")
+
+
+def _cell(runs: list[Score]) -> str:
+    values, seconds = np.array([one.ndcg for one in runs]), np.mean([one.seconds for one in runs])
+    error = stats.sem(values) if len(values) > 1 else np.nan
+    return f"{values.mean():.4f} ± {error:.4f} ({seconds:.0f} s)"
+
+
+if __name__ == "__main__":
+    main()
