@@ -9,7 +9,7 @@ import pytest
 from scipy import sparse
 from sklearn.datasets import make_classification
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import average_precision_score, roc_auc_score
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -17,7 +17,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import bilevax as bx
 from bilevax.applications import ReweightedClassifier
-from bilevax.applications.refit import overall_outcome
+from bilevax.applications.noisy_task import NoisyTask
+from bilevax.applications.refit import PLAIN, RIDGES, Bench, Candidate, overall_outcome
 
 
 @parametrize_with_checks([ReweightedClassifier(max_iter=60, rounds=1)])
@@ -161,6 +162,76 @@ def test_clean_rows_that_skip_the_scaler_are_rejected():
     model = make_pipeline(StandardScaler(), ReweightedClassifier(random_state=0, max_iter=60, rounds=1))
     with pytest.raises(ValueError, match=r"X_clean must be on the scale of X.*transform_input=\['X_clean'\]"):
         model.fit(X, y, reweightedclassifier__X_clean=X_clean, reweightedclassifier__y_clean=y_clean)
+
+
+def rare_task(seed: int):
+    """Noisy, clean and test rows; 4% are positive, and a quarter of the noisy labels is wrong."""
+    random = np.random.default_rng(seed)
+    X = (random.random((5000, 60)) < 0.12).astype(float)
+    logits = 1.6 * X @ np.random.default_rng(0).normal(size=60)
+    logits = 3 * (logits - np.quantile(logits, 0.96))
+    y = (random.random(5000) < 1 / (1 + np.exp(-logits))).astype(int)
+    noisy = np.where(random.random(2000) < 0.25, 1 - y[:2000], y[:2000])
+    return X[:2000], noisy, X[2000:2060], y[2000:2060], X[2060:], y[2060:]
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_rare_classes_are_ranked_no_worse_than_by_the_noisy_rows(seed):
+    X, y, X_clean, y_clean, X_test, y_test = rare_task(seed)
+    assert y_clean.sum() < 5
+    plain = LogisticRegression(max_iter=1000).fit(X, y).decision_function(X_test)
+    model = ReweightedClassifier(random_state=0, rounds=1, max_iter=100).fit(X, y, X_clean, y_clean)
+    found = average_precision_score(y_test, model.decision_function(X_test))
+    assert found >= average_precision_score(y_test, plain)
+
+
+@pytest.fixture(scope="module")
+def bench():
+    X, y, _, X_clean, y_clean, *_ = noisy_task(clean=40)
+    return Bench(NoisyTask(X, y, X_clean, y_clean, np.arange(40) % 5, 2))
+
+
+def test_labels_as_they_are_have_half_of_the_prior(bench):
+    def group(name, loss, noisy=0.0):
+        return [Candidate(name, None, ridge, None, {}, loss, noisy) for ridge in RIDGES]
+
+    few = group("guess 1", 0.5) + group("learnt 1", 0.5) + group("clean rows alone", 0.5, None)
+    shares = bench.shares(few + group(PLAIN, 0.5))
+    assert shares.sum() == pytest.approx(1)
+    assert shares[-len(RIDGES) :].sum() == pytest.approx(0.5)
+    # Clean rows decide where they say more: 40 rows, a loss less by 0.5, half of which counts.
+    odds = bench.shares(group("guess 1", 0.0) + group(PLAIN, 0.5)).reshape(2, -1).sum(1)
+    assert odds[0] / odds[1] == pytest.approx(np.exp(10.0))
+    # Noisy rows say at most a factor of e for or against weights.
+    for noisy, factor in ((-0.5, np.exp(0.5)), (-50.0, np.exp(1.0))):
+        odds = bench.shares(group("guess 1", 0.5) + group(PLAIN, 0.5, noisy)).reshape(2, -1).sum(1)
+        assert odds[0] / odds[1] == pytest.approx(factor)
+
+
+def test_noisy_rows_choose_the_ridge_unless_clean_rows_overrule_them(bench):
+    def shares(losses):
+        parts = zip(RIDGES, losses, (-30.0, -3.0, 0.0, -3.0), strict=True)
+        return bench.shares(
+            [Candidate("guess 1", None, r, None, {}, loss, noisy) for r, loss, noisy in parts]
+        )
+
+    assert shares([0.5] * 4)[2] > 0.9
+    assert shares([0.5, 0.5, 0.6, 0.5])[2] < 0.7
+    assert shares([0.0, 2.0, 2.0, 2.0])[0] > 0.9
+
+
+def test_plain_candidates_are_calibrated_on_the_clean_rows(bench):
+    found = bench.plain_candidates()
+    assert [one.ridge for one in found] == list(RIDGES)
+    assert all(np.isfinite(one.noisy) for one in found)
+    assert all(one.loss < np.log(2) for one in found)
+    task = bench.task
+    for one in found:
+        # 35% of the labels are wrong: a model of the noisy labels is far less sure than the calibrated one.
+        noisy = LogisticRegression(C=1 / one.ridge).fit(task.rows, task.codes)
+        ours, theirs = one.model.logits(task.rows)[:, 0], noisy.decision_function(task.rows)
+        assert np.corrcoef(ours, theirs)[0, 1] > 0.999
+        assert ours.std() > 1.5 * theirs.std()
 
 
 class Impatient:

@@ -39,8 +39,9 @@ class ReweightedClassifier(ClassifierMixin, BaseEstimator):
        over the clean rows, of models that are fitted to weighted noisy rows and clean rows together
        (`cross_validated`). Learning stops when F no longer improves.
     3. The final model is refitted to weighted noisy rows and clean rows together. It is the mean of a few
-       candidates (several ridges, the guessed weights, the clean rows alone), each with a share that falls
-       with its cross-validated loss, :math:`\propto \exp(-\text{loss summed over clean rows})`.
+       candidates (several ridges, the guessed weights, the clean rows alone, the noisy labels as they are),
+       each with a prior share and one that falls with its cross-validated loss,
+       :math:`\propto \exp(-\tfrac12 \text{ loss summed over clean rows})`.
 
     Features should have similar scales, as for any regularised linear model: put a `StandardScaler` first.
     In a `Pipeline`, the clean rows must pass through the scaler too: docs/noisy_labels.md shows how.

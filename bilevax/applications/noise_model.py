@@ -49,6 +49,10 @@ class NoiseModel:
         at = np.arange(len(codes))
         return np.clip(kappa * chance[at, codes] / self._label(chance, codes), 0.0, 1.0)
 
+    def log_likelihood(self, logits: np.ndarray, codes: np.ndarray) -> float:
+        """The log-likelihood of labels, summed over rows."""
+        return float(np.log(self._label(self.true_class(logits), codes)).sum())
+
     def _label(self, chance: np.ndarray, codes: np.ndarray) -> np.ndarray:
         return np.maximum((chance * self.flip.T[codes]).sum(-1), 1e-12)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from scipy import sparse
+from scipy.special import softmax
 
 import bilevax as bx
 from bilevax.applications import linear, noise_model
@@ -19,8 +20,13 @@ from bilevax.applications.linear import Linear, all_logits
 from bilevax.applications.noisy_task import NoisyTask
 
 SIZE = 10.0  # the rows' mean squared distance from their mean
-RIDGES = tuple(SIZE / spread for spread in (1.0, 4.0, 16.0))
+RIDGES = tuple(SIZE / spread for spread in (1.0, 4.0, 16.0, 64.0))
 _GUESS_RIDGES = tuple(SIZE / spread for spread in (0.01, 0.04, 0.16, 0.64, 2.5))  # for noisy rows alone
+
+PLAIN = "all 1"  # the name of the weights that leave the labels as they are
+_TRUST = 0.5  # in the clean losses: the same rows have chosen the weights, which makes them look better
+_LEAST_PRIOR = 1e-9  # of a ridge: clean rows may still overrule the noisy ones
+_MOST_NOISY = 1.0  # the most that noisy rows say for or against weights, as a logarithm
 
 Folds = dict[int, Linear]  # the model without each fold of the clean rows
 
@@ -49,7 +55,17 @@ class Found:
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A model fitted to all rows, the models without each fold, and their loss on the folds left out."""
+    """A model fitted to all rows, the models without each fold, and what is known about them.
+
+    Attributes:
+      name: of the weights.
+      weights: of the noisy rows; None for a model of the clean rows alone.
+      ridge: of the model.
+      model: fitted to all rows.
+      folds: the models without each fold of the clean rows.
+      loss: of `folds` on the folds left out.
+      noisy: the log-likelihood of noisy labels that were left out; None for a model of the clean rows alone.
+    """
 
     name: str
     weights: np.ndarray | None
@@ -57,6 +73,7 @@ class Candidate:
     model: Linear
     folds: Folds
     loss: float
+    noisy: float | None
 
 
 def learn(task: NoisyTask, rounds: int, settings: BilevelSettings) -> Found:
@@ -68,7 +85,7 @@ def learn(task: NoisyTask, rounds: int, settings: BilevelSettings) -> Found:
       settings: of the bilevel runs.
     """
     bench = Bench(task)
-    alone = bench.candidates("clean rows alone", None)
+    alone, plain = bench.candidates("clean rows alone", None), bench.plain_candidates()
     guess = np.repeat(first_guess(task)[None], task.folds + 1, 0)
     candidates, histories, steps, best = [], [], 0, alone
     outcomes = [bx.Outcome.FINISHED]
@@ -87,15 +104,21 @@ def learn(task: NoisyTask, rounds: int, settings: BilevelSettings) -> Found:
         outcomes.append(found.outcome)
         learnt = bench.candidates(f"learnt {number}", found.weights, like=best)
         candidates += learnt
-        if min(one.loss for one in learnt) < min(one.loss for one in best):
+        if bench.evidence(learnt) > bench.evidence(best):
             best = learnt
         if found.outcome is bx.Outcome.INTERRUPTED:
             break
-    candidates += alone
+    candidates += alone + plain
     shares = bench.shares(candidates)
     rows = [
-        {"weights": one.name, "ridge": one.ridge, "loss": one.loss, "share": float(share)}
-        for one, share in zip(candidates, shares, strict=True)
+        {
+            "weights": one.name,
+            "ridge": one.ridge,
+            "prior": float(prior),
+            "loss": one.loss,
+            "share": float(share),
+        }
+        for one, prior, share in zip(candidates, priors(candidates), shares, strict=True)
     ]
     weights = guess[-1] if best[0].weights is None else best[0].weights
     return Found(bench.mean(candidates), weights, rows, _joined(histories), steps, overall_outcome(outcomes))
@@ -124,6 +147,7 @@ class Bench:
           like: candidates that the fits start from.
         """
         out: list[Candidate] = []
+        noisy = [None] * len(RIDGES) if weights is None else self._noisy_likelihoods(weights[-1], like)
         for place, ridge in enumerate(RIDGES):
             near = like[place] if like else (out[-1] if out else None)
             model = self._fit(weights, ridge, -1, near.model if near else None)
@@ -132,7 +156,18 @@ class Bench:
                 for one in range(self.task.folds)
             }
             whole = None if weights is None else weights[-1]
-            out.append(Candidate(name, whole, ridge, model, folds, self._loss(folds)))
+            out.append(Candidate(name, whole, ridge, model, folds, self._loss(folds), noisy[place]))
+        return out
+
+    def plain_candidates(self) -> list[Candidate]:
+        """Models of the noisy labels as they are, calibrated on the clean rows; one candidate per ridge."""
+        task, ones, out = self.task, np.ones(len(self.task.codes)), []
+        noisy, model = self._noisy_likelihoods(ones, None), None
+        for place, ridge in enumerate(RIDGES):
+            model = linear.fit(task.rows, task.codes, ones, ridge, classes=task.classes, start=model)
+            folds = {one: calibrated(task, model, task.fold != one) for one in range(task.folds)}
+            whole = calibrated(task, model)
+            out.append(Candidate(PLAIN, ones, ridge, whole, folds, self._loss(folds), noisy[place]))
         return out
 
     def guess(self, candidates: list[Candidate]) -> np.ndarray:
@@ -146,10 +181,16 @@ class Bench:
         return _inside(np.stack(out))
 
     def shares(self, candidates: list[Candidate]) -> np.ndarray:
-        """The share of each candidate in the mean: exp(−loss summed over the clean rows), normalised."""
-        total = len(self.task.fold) * np.array([one.loss for one in candidates])
-        shares = np.exp(total.min() - total)
-        return shares / shares.sum()
+        """The share of each candidate in the mean: its prior · exp(−½ loss summed over the clean rows)."""
+        return softmax(self._log_shares(candidates))
+
+    def evidence(self, candidates: list[Candidate]) -> float:
+        """How well candidates with the same weights do together; larger is better."""
+        return float(np.logaddexp.reduce(self._log_shares(candidates)))
+
+    def _log_shares(self, candidates: list[Candidate]) -> np.ndarray:
+        losses = np.array([one.loss for one in candidates])
+        return np.log(priors(candidates)) - _TRUST * len(self.task.fold) * losses
 
     def mean(self, candidates: list[Candidate]) -> Linear:
         """The candidates' mean, weighted by their shares."""
@@ -173,12 +214,65 @@ class Bench:
             start=start,
         )
 
+    def _noisy_likelihoods(self, weights: np.ndarray, like: list[Candidate] | None) -> list[float]:
+        """How well each ridge predicts noisy labels: each half of the noisy rows from the other half.
+
+        The log-likelihood is that of a noise model around each fit.
+        """
+        task = self.task
+        half = np.arange(len(task.codes)) % 2 == 0
+        totals = [0.0] * len(RIDGES)
+        for side in (half, ~half):
+            model = None
+            for place, ridge in enumerate(RIDGES):
+                start = like[place].model if like else model
+                used = np.concatenate([weights * side, np.ones(len(task.fold))])
+                model = linear.fit(
+                    self.rows,
+                    self.codes,
+                    used,
+                    ridge / 2,
+                    classes=task.classes,
+                    noisy=self.noisy,
+                    shift_deviation=SHIFT_DEVIATION,
+                    start=start,
+                )
+                logits = all_logits(model.logits(task.rows[~side]))
+                codes = task.codes[~side]
+                totals[place] += noise_model.estimate(logits, codes, 100).log_likelihood(logits, codes)
+        return totals
+
     def _loss(self, folds: Folds) -> float:
         task, total = self.task, 0.0
         for one, model in folds.items():
             inside = task.fold == one
             total += linear.losses(model.logits(task.clean_rows[inside]), task.clean_codes[inside]).sum()
         return float(total / len(task.fold))
+
+
+def priors(candidates: list[Candidate]) -> np.ndarray:
+    """The share of each candidate before the clean rows are asked.
+
+    - Among ridges with the same weights, the noisy rows decide: clean rows are too few where a class is rare.
+    - Labels as they are have half of the prior, and all other weights the other half: where clean rows say
+      little, weights must not make a model worse than none.
+    - Weights that predict noisy labels worse than others lose, but at most by a factor: the noise model may
+      be wrong, and clean rows must be able to overrule it.
+    """
+    groups: dict[str, list[int]] = {}
+    for place, one in enumerate(candidates):
+        groups.setdefault(one.name, []).append(place)
+    inside, among = np.zeros(len(candidates)), {}
+    for name, places in groups.items():
+        known = [value for value in (candidates[place].noisy for place in places) if value is not None]
+        inside[places] = np.maximum(softmax(known), _LEAST_PRIOR) if known else 1 / len(places)
+        among[name] = max(known, default=np.inf)
+    best = max([value for value in among.values() if np.isfinite(value)], default=0.0)
+    factor = {name: np.exp(np.clip(value - best, -_MOST_NOISY, 0.0)) for name, value in among.items()}
+    if PLAIN in factor:
+        factor[PLAIN] *= max(len(factor) - 1, 1)
+    weight = inside * [factor[one.name] for one in candidates]
+    return weight / weight.sum()
 
 
 def first_guess(task: NoisyTask) -> np.ndarray:
@@ -192,13 +286,26 @@ def first_guess(task: NoisyTask) -> np.ndarray:
     for turn in range(2):
         if turn:
             model = linear.fit(rows, codes, weights, RIDGES[1], classes=classes, start=model)
-        said = model.logits(rows)
-        centre, spread = said.mean(0), max(float(said.std()), 1e-12)
-        clean = (model.logits(task.clean_rows) - centre) / spread
-        scale, bias = linear.calibrate(clean, task.clean_codes, classes)
-        logits = all_logits(scale * (said - centre) / spread + bias)
+        logits = all_logits(calibrated(task, model).logits(rows))
         weights = noise_model.estimate(logits, codes).weight(logits, codes)
     return _inside(weights)
+
+
+def calibrated(task: NoisyTask, model: Linear, used: np.ndarray | None = None) -> Linear:
+    """A model of noisy labels as one of clean labels, by the scale and bias that fit the clean rows.
+
+    Args:
+      task: the data.
+      model: fitted to noisy labels.
+      used: a mask of the clean rows to use; by default all.
+    """
+    used = np.ones(len(task.fold), bool) if used is None else used
+    said = model.logits(task.rows)
+    centre, spread = said.mean(0), max(float(said.std()), 1e-12)
+    clean = (model.logits(task.clean_rows[used]) - centre) / spread
+    scale, bias = linear.calibrate(clean, task.clean_codes[used], task.classes)
+    factor = float(scale[0]) / spread
+    return Linear(factor * model.coef, factor * (model.intercept - centre) + bias, 0.0 * model.shift)
 
 
 def _regularised(rows: Any, codes: np.ndarray, classes: int) -> Linear:
