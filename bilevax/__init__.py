@@ -18,8 +18,10 @@ from bilevax._run.progress import Progress, make_progress
 from bilevax._run.run import Best, Result
 from bilevax._run.stop import Stop
 from bilevax._run.sweep import Sweep, grid, sweep
+from bilevax._run.verification import AccuracyWarning, Verification, verify
 from bilevax._step.averaging import averaged
 from bilevax._step.oracles import Oracles
+from bilevax._step.pace import automatic_step
 from bilevax._step.state import Info, State
 from bilevax._util import checks
 from bilevax.diagnostics import (
@@ -42,6 +44,7 @@ from bilevax.solvers import (
     SOBA,
     SONG,
     AbstractSolver,
+    BlockNewton,
     BlockPAGE,
     BlockSAGA,
     BSVRBv1,
@@ -62,10 +65,12 @@ __all__ = [
     "SOBA",
     "SONG",
     "AbstractSolver",
+    "AccuracyWarning",
     "BSVRBv1",
     "BSVRBv2",
     "Batch",
     "Best",
+    "BlockNewton",
     "BlockPAGE",
     "BlockSAGA",
     "Checkpoint",
@@ -94,9 +99,11 @@ __all__ = [
     "Stream",
     "Sweep",
     "TensorBoard",
+    "Verification",
     "__version__",
     "advance",
     "argmin",
+    "automatic_step",
     "averaged",
     "checks",
     "dot",
@@ -112,6 +119,7 @@ __all__ = [
     "sweep",
     "theory",
     "value_and_hypergradient",
+    "verify",
 ]
 
 

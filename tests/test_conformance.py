@@ -105,6 +105,7 @@ ARGMIN = {
     "BSVRBv2": (bx.BSVRBv2, {"lower_step": 0.1, "inverse_step": 0.1, "radius": 5.0}),
     "RSVRB": (bx.RSVRB, {"lower_step": 0.1, "floor": 0.3, "beta": 0.05, "radius": 10.0}),
     "KSONG": (bx.KSONG, {"lower_step": 0.3, "floor": 0.3, "alpha": 0.5}),
+    "BlockNewton": (bx.BlockNewton, {"alpha": 0.3}),
     "MMBO": (bx.MMBO, {"lower_step": 0.3, "inverse_step": 0.3, "alpha": 0.5}),
     "SOBA": (bx.SOBA, {"lower_step": 0.3, "inverse_step": 0.3}),
     "MASOBA": (bx.MASOBA, {"lower_step": 0.3, "inverse_step": 0.3}),

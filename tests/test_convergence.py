@@ -11,7 +11,8 @@ from closed_forms import LinearMean, Quadratic
 import bilevax as bx
 
 ARGMIN = [bx.BSVRBv1, bx.BSVRBv2, bx.RSVRB, bx.KSONG, bx.MMBO, bx.SOBA, bx.MASOBA, bx.BlockPAGE, bx.BlockSAGA]
-MEAN = [bx.MSVR, bx.SONG, bx.BSVRBv1, bx.BSVRBv2, bx.SOBA, bx.BlockPAGE, bx.BlockSAGA]
+ARGMIN += [bx.BlockNewton]
+MEAN = [bx.MSVR, bx.SONG, bx.BlockNewton, bx.BSVRBv1, bx.BSVRBv2, bx.SOBA, bx.BlockPAGE, bx.BlockSAGA]
 CASES = [(method, Quadratic) for method in ARGMIN] + [(method, LinearMean) for method in MEAN]
 
 

@@ -21,8 +21,8 @@ ORDER = [
     "_step",
     "theory",
     "solvers",
-    "_run",
     "_truth",
+    "_run",
     "diagnostics",
     "root",
 ]

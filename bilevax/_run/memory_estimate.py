@@ -115,7 +115,7 @@ def memory_estimate(
       >>> estimate.slots  # y, s, v and u, and two stamps of two numbers each, of four blocks in float32
       192
     """
-    solver = chosen_solver(problem, solver)
+    solver = chosen_solver(problem, solver, y0)
     shards = None if mesh is None else make_shards(mesh)
     sampling = as_sampling(sampling, blocks_per_step, batch_size)
     if sampling.strata is None and shards is not None:

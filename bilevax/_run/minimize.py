@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 from jax import Array
 from jax.sharding import Mesh
 
@@ -23,14 +25,17 @@ from bilevax._run.interrupts import Interrupts, report
 from bilevax._run.logs import Log, Logs
 from bilevax._run.outcome import DivergedError, Outcome
 from bilevax._run.progress import Progress, make_progress
-from bilevax._run.run import FIXED, Result, Run, checked_steps
+from bilevax._run.run import FIXED, MOST_STEPS, Result, Run, checked_steps
 from bilevax._run.sharding import Shards, make_shards
 from bilevax._run.stop import Stop
+from bilevax._run.verification import AccuracyWarning, can_verify, verify
 from bilevax._step.state import State
 from bilevax._util import checks
 from bilevax._util.trees import PyTree
 from bilevax.solvers.base import AbstractSolver
 from bilevax.solvers.default import chosen_solver
+
+_VERIFIED = 500  # steps of a run that is verified unasked
 
 
 def minimize(
@@ -39,8 +44,8 @@ def minimize(
     y0: PyTree = None,
     *,
     solver: AbstractSolver | None = None,
-    steps: int,
-    key: Array,
+    steps: int | None = None,
+    key: Array | None = None,
     sampling: Sampling | None = None,
     blocks_per_step: int | None = None,
     batch_size: int | None = None,
@@ -59,9 +64,10 @@ def minimize(
       x0: where x starts.
       y0: where the lower variables start, with the slots as leading axis; a dict if the levels have
         names. A mean level may be left None.
-      solver: `BSVRBv2(…)` or another method, or a `Restart` of one.
-      steps: how many steps to take.
-      key: the random key: the same key gives the same run.
+      solver: `BSVRBv2(…)` or another method, or a `Restart` of one; left out, `BlockNewton()` for lower
+        problems of low dimension, and `MMBO()` for others.
+      steps: how many steps to take; may be left out if `stop` says when to stop.
+      key: the random key: the same key gives the same run; left out, `jax.random.key(0)`.
       sampling: how blocks and rows are drawn.
       blocks_per_step: I, the blocks a step visits, as in `Sampling`, for short.
       batch_size: B, the rows per visited block, as in `Sampling`, for short.
@@ -109,13 +115,14 @@ def minimize(
       finished
     """
     began = time.monotonic()
-    steps = checked_steps(steps, 0)
-    every = max(1, steps // 100) if every is None else checks.whole_number("every", every, 1)
-    measures = _checked_metrics(metrics)
     stop = _as_stop(stop)
+    every = _entries_every(every, steps)
+    steps = _steps_to_take(steps, stop)
+    key = jax.random.key(0) if key is None else key
+    measures = _checked_metrics(metrics)
     stop.check_watch([*FIXED, *measures])
     saving = None if checkpoint is None else as_checkpoint(checkpoint)
-    solver = chosen_solver(problem, solver)
+    solver = chosen_solver(problem, solver, y0)
     shards = None if mesh is None else make_shards(mesh)
     speaks = shards is None or shards.speaks
     display = make_progress(progress if speaks else None, steps)
@@ -156,6 +163,11 @@ def minimize(
                 _rescue(error, run, saves, logs, result)
                 raise
     reached = result(Outcome.DIVERGED if run.failed else outcome)
+    if _to_verify(stop, problem, reached, steps, shards):
+        found = verify(problem, reached.state, x0)
+        reached = dataclasses.replace(reached, verification=found)
+        if found.message:
+            warnings.warn(found.message, AccuracyWarning, stacklevel=2)
     if reached.outcome is Outcome.DIVERGED and stop.throw:
         raise DivergedError(reached.message, reached)
     if reached.outcome is Outcome.INTERRUPTED:
@@ -168,6 +180,29 @@ def minimize(
         if speaks:
             report(line)
     return reached
+
+
+def _steps_to_take(steps: int | None, stop: Stop) -> int:
+    """The steps that were given; as many as can be counted if something else ends the run."""
+    if steps is not None:
+        return checked_steps(steps, 0)
+    if stop.seconds is None and stop.tolerance is None and stop.patience is None:
+        raise ValueError("steps must be given unless stop ends the run, such as Stop(seconds=60), got None")
+    return MOST_STEPS
+
+
+def _entries_every(every: int | None, steps: int | None) -> int:
+    """The steps between two entries of the history."""
+    if every is not None:
+        return checks.whole_number("every", every, 1)
+    return 100 if steps is None else max(1, checked_steps(steps, 0) // 100)
+
+
+def _to_verify(stop: Stop, problem: Problem, reached: Result, steps: int, shards: Shards | None) -> bool:
+    """Whether to solve a few blocks at the end."""
+    if reached.outcome in (Outcome.DIVERGED, Outcome.INTERRUPTED) or shards is not None:
+        return False
+    return stop.verify if stop.verify is not None else steps >= _VERIFIED and can_verify(problem)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,7 @@ from bilevax._run.interrupts import Interrupts
 from bilevax._run.outcome import Outcome
 from bilevax._run.sharding import Shards
 from bilevax._run.stop import Stop
+from bilevax._run.verification import Verification
 from bilevax._step.oracles import Oracles
 from bilevax._step.state import State
 from bilevax._util import checks, processes
@@ -28,7 +29,7 @@ from bilevax.solvers.base import AbstractSolver
 
 _CHUNK_SECONDS = 0.5  # about how long a compiled chunk lasts, and how soon signals and clocks are noticed
 _FIRST_CHUNK = 8
-_MOST_STEPS = 2**31 - 1
+MOST_STEPS = 2**31 - 1
 FIXED = ("objective", "gradient_norm", "lower_residual", "inverse_residual")  # measured in any run
 
 
@@ -62,6 +63,7 @@ class Result:
         for a solver that does not say what it asks for.
       steps_per_second: speed of the compiled steps, compilation left out.
       compile_seconds: time until the first step: tracing, compiling, the first pass, reading a checkpoint.
+      verification: a few blocks solved exactly, as `verify` does; None if that was not done.
     """
 
     x: PyTree
@@ -74,6 +76,7 @@ class Result:
     oracles: Oracles | None
     steps_per_second: float
     compile_seconds: float
+    verification: Verification | None = None
 
     def plot(self, names: list[str] | None = None, against: str = "step") -> Any:
         """The history as a matplotlib figure; `figure.savefig("run.png")` writes it."""
@@ -83,9 +86,9 @@ class Result:
 def checked_steps(steps: Any, least: int) -> int:
     """How many steps to take; raises if they cannot be counted."""
     count = checks.whole_number("steps", steps, least)
-    if count > _MOST_STEPS:
+    if count > MOST_STEPS:
         raise ValueError(
-            f"steps must be at most {_MOST_STEPS}, as a state counts them in 32 bits, got {steps}"
+            f"steps must be at most {MOST_STEPS}, as a state counts them in 32 bits, got {steps}"
         )
     return count
 

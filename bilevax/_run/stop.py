@@ -22,6 +22,8 @@ class Stop:
       raise_on_interrupt: after SIGINT or SIGTERM, raise `KeyboardInterrupt`, whose `result` is what the run
         has reached, so that the program around the run ends too; False prints a line to stderr and returns
         the result.
+      verify: at the end, solve a few blocks exactly, and warn if the answer is not to be trusted (see
+        `verify`); left out, runs of 500 steps or more are verified, unless the blocks have very many rows.
 
     Example:
       >>> import bilevax as bx
@@ -34,6 +36,7 @@ class Stop:
     watch: str = "objective"
     throw: bool = True
     raise_on_interrupt: bool = False
+    verify: bool | None = None
 
     def __post_init__(self) -> None:
         if self.seconds is not None:
@@ -45,6 +48,9 @@ class Stop:
         for name in ("throw", "raise_on_interrupt"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
+
+        if not (self.verify is None or isinstance(self.verify, bool)):
+            raise TypeError(f"verify must be True, False or None, got {self.verify!r}")
 
     def check_watch(self, known: Iterable[str]) -> None:
         """Raises unless `watch` names one of the known metrics."""

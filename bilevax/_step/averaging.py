@@ -59,10 +59,14 @@ def averaged(upper_step: optax.GradientTransformation, window: Any) -> optax.Gra
     def init(params: PyTree) -> Averaged:
         return Averaged(jnp.zeros((), jnp.int32), jax.tree.map(_wide, params), upper_step.init(params))
 
-    def update(updates: PyTree, state: PyTree, params: PyTree | None = None) -> tuple[PyTree, Averaged]:
+    inner_update = optax.with_extra_args_support(upper_step).update
+
+    def update(
+        updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any
+    ) -> tuple[PyTree, Averaged]:
         if params is None:
             raise ValueError("averaged needs params: call update(updates, state, params), got None")
-        updates, inner = upper_step.update(updates, state.inner, params)
+        updates, inner = inner_update(updates, state.inner, params, **extra)
         # x before the step: the solver may scale the updates (in a stage of a restart).
         share = jnp.maximum(1 / jnp.asarray(window, jnp.float32), 1 / (1 + _EARLY * state.count))
         average = jax.tree.map(
@@ -70,7 +74,7 @@ def averaged(upper_step: optax.GradientTransformation, window: Any) -> optax.Gra
         )
         return updates, Averaged(jnp.asarray(optax.safe_increment(state.count)), average, inner)
 
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
 
 
 def average_of(optimizer: PyTree, x: PyTree) -> PyTree:

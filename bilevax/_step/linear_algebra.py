@@ -22,12 +22,12 @@ def raise_eigenvalues(
 ) -> tuple[Float[Array, "slots d d"], Int[Array, ""]]:
     """The nearest symmetric matrices with eigenvalues ≥ floor (S_λ), and how many had to be changed.
 
-    A Cholesky factorisation of H − floor · 1 shows whether a matrix is already in the set. The others are
-    changed: on a CPU by decomposing them one by one; on an accelerator, where products are much cheaper than
-    eigenvalues, by `positive_part`.
+    The floor is a number, or one per slot. A Cholesky factorisation of H − floor · 1 shows whether a matrix
+    is already in the set. The others are changed: on a CPU by decomposing them one by one; on an accelerator,
+    where products are much cheaper than eigenvalues, by `positive_part`.
     """
     size = matrices.shape[-1]
-    floor = jnp.asarray(floor, matrices.dtype)
+    floor = jnp.broadcast_to(jnp.asarray(floor, matrices.dtype), matrices.shape[:1])[:, None, None]
     symmetric = (matrices + jnp.swapaxes(matrices, -1, -2)) / 2
     if size == 1:
         return jnp.maximum(symmetric, floor), jnp.sum(symmetric < floor, dtype=jnp.int32)
@@ -41,7 +41,7 @@ def raise_eigenvalues(
         matrices, low = carry
         place = jnp.argmax(low)
         values, vectors = one_by_one(_eigh)(matrices[place])
-        lifted = (vectors * jnp.maximum(values, floor)) @ vectors.T
+        lifted = (vectors * jnp.maximum(values, floor[place, 0, 0])) @ vectors.T
         return matrices.at[place].set((lifted + lifted.T) / 2), low.at[place].set(False)
 
     lifted, _ = jax.lax.while_loop(lambda carry: jnp.any(carry[1]), lift, (symmetric, low))

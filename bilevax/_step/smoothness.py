@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -14,7 +15,7 @@ from bilevax._problem.sampling import POWER, Sample, Sampler
 from bilevax._problem.stream import Stream, permuted
 from bilevax._problem.view import BlockView, each_block
 from bilevax._step.lagrangian import Point, hessians
-from bilevax._step.linear_algebra import one_by_one
+from bilevax._step.linear_algebra import one_by_one, run_if
 from bilevax._step.slots import gather
 from bilevax._util.trees import norm
 
@@ -22,6 +23,23 @@ PyTree = Any
 
 _BLOCKS = 64
 _PASSES = 20
+_RENEWAL = 32  # steps between two looks at the curvature
+_RENEWAL_PASSES = 4
+_FORGOTTEN = 0.9  # the factor by which an estimate falls at most, from look to look
+_GROWN = 4.0  # the growth of the slopes beside their recent average that asks for a look
+_RECENT = 0.1  # the weight of a step in that average
+
+
+class Smoothness(eqx.Module):
+    """An estimate of L_g, and what shows when it is no longer right.
+
+    Attributes:
+      value: the estimate.
+      gradient: ‖(∂ℓ/∂v, ∂ℓ/∂y)‖ over the visited blocks, averaged over the latest steps; 0 at first.
+    """
+
+    value: Array
+    gradient: Array
 
 
 def estimate_smoothness(
@@ -53,8 +71,65 @@ def estimate_smoothness(
     return out
 
 
+def renew_smoothness(
+    problem: Problem,
+    name: str,
+    point: Point,
+    slopes: tuple[PyTree, PyTree],
+    sample: Sample,
+    sampler: Sampler,
+    known: Smoothness,
+    step: Array,
+) -> Smoothness:
+    """The estimate of L_g after a step: the visited blocks are looked at again every few steps.
+
+    x changes the curvature of the lower problems. If steps have become too long for it, the slopes grow from
+    step to step: then the blocks are looked at immediately. The estimate rises at once, and falls slowly.
+
+    Args:
+      problem: the problem.
+      name: the level.
+      point: where the step looked.
+      slopes: per visited block ∂ℓ/∂v and ∂ℓ/∂y. Steps that are too long make them grow along the largest
+        curvature; the power iteration starts from their sum, and from a direction that is never zero.
+      sample: the visited blocks and their rows.
+      sampler: the plan of sampling.
+      known: the estimate so far.
+      step: t.
+    """
+
+    def compute() -> Array:
+        look = functools.partial(_power_iteration, name, _RENEWAL_PASSES)
+        first = jax.tree.map(_started, *slopes)
+        found = jnp.max(each_block(problem, point.x, sample, look, point.y[name], first))
+        return jnp.maximum(sampler.largest(found).astype(known.value.dtype), _FORGOTTEN * known.value)
+
+    gradient = sampler.largest(norm(slopes)).astype(known.gradient.dtype)
+    growing = (gradient > _GROWN * known.gradient) & (known.gradient > 0)
+    value = run_if((step % _RENEWAL == 0) | growing, compute, known.value)
+    return Smoothness(value, known.gradient + _RECENT * (gradient - known.gradient))
+
+
+def _started(one: Array, other: Array) -> Array:
+    """A direction for every block: the sum of two, each of norm one, and a random one of about that norm."""
+    axes = tuple(range(1, one.ndim))
+    random = jax.random.normal(jax.random.key(0), one.shape[1:], one.dtype)
+    sizes = [jnp.sqrt(jnp.sum(jnp.square(a), axes, keepdims=True)) for a in (one, other, random[None])]
+    return sum(
+        (a / jnp.where(n > 0, n, 1) for a, n in zip((one, other, random), sizes, strict=True)), 0 * one
+    )
+
+
 def _largest_curvature(name: str, view: BlockView, y: PyTree, key: Array) -> Array:
-    """The largest eigenvalue, by size, of one block's ∇²_yy g: a power iteration."""
+    """The largest eigenvalue, by size, of one block's ∇²_yy g, from a random direction."""
+    leaves, structure = jax.tree.flatten(y)
+    parts = jax.random.split(key, len(leaves))
+    start = [jax.random.normal(k, a.shape, a.dtype) for k, a in zip(parts, leaves, strict=True)]
+    return _power_iteration(name, _PASSES, view, y, jax.tree.unflatten(structure, start))
+
+
+def _power_iteration(name: str, passes: int, view: BlockView, y: PyTree, start: PyTree) -> Array:
+    """The largest eigenvalue, by size, of one block's ∇²_yy g."""
     gradient = jax.grad(lambda y: view.g(name, y))
 
     def iterate(_: Any, carry: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
@@ -63,12 +138,9 @@ def _largest_curvature(name: str, view: BlockView, y: PyTree, key: Array) -> Arr
         size = norm(image)
         return jax.tree.map(lambda a: a / jnp.where(size > 0, size, 1).astype(a.dtype), image), size
 
-    leaves, structure = jax.tree.flatten(y)
-    parts = jax.random.split(key, len(leaves))
-    start = [jax.random.normal(k, a.shape, a.dtype) for k, a in zip(parts, leaves, strict=True)]
-    start = jax.tree.unflatten(structure, start)
-    start = jax.tree.map(lambda a: a / norm(start).astype(a.dtype), start)
-    return jax.lax.fori_loop(0, _PASSES, iterate, (start, jnp.zeros((), norm(start).dtype)))[1]
+    size = norm(start)
+    start = jax.tree.map(lambda a: a / jnp.where(size > 0, size, 1).astype(a.dtype), start)
+    return jax.lax.fori_loop(0, passes, iterate, (start, jnp.zeros((), size.dtype)))[1]
 
 
 def estimate_floor(

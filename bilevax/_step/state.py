@@ -15,6 +15,7 @@ from bilevax._problem.sampling import Sampler
 from bilevax._step.averaging import average_of
 from bilevax._step.clocks import Clocks
 from bilevax._step.slots import Moving
+from bilevax._step.smoothness import Smoothness
 from bilevax._util.trees import PyTree, spread
 
 
@@ -60,7 +61,7 @@ class State(eqx.Module):
     optimizer: PyTree
     levels: dict[str, Any]
     clocks: dict[str, Clocks]
-    smoothness: dict[str, Array]
+    smoothness: dict[str, Smoothness]
     floors: dict[str, Array]
     sampler: Sampler
     named: bool = eqx.field(static=True)

@@ -197,19 +197,10 @@ class TrackedHessian(Descent):
     oracles = Oracles(gradients=1, products=1, matrices=1)
 
     def check(self, name: str, y: PyTree, slot_shape: tuple[int, ...]) -> None:
-        if slot_shape != ():
-            raise ValueError(
-                f"a tracked Hessian needs one slot per block, got slots of shape {slot_shape} for the lower "
-                f"level {name!r}: use BSVRBv2, which tracks no Hessian"
-            )
-        check_factorable(name, y)
+        check_hessian(name, y, slot_shape)
 
     def blank(self, y: PyTree, corrected: bool, lazy: bool, smoothness: Any) -> Memory:
-        """A tracked Hessian begins as L_g times the identity."""
-        slots, dtype = jax.tree.leaves(y)[0].shape[0], result_dtype(y)
-        size = sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(y))
-        scaled = smoothness * jnp.eye(size, dtype=dtype)
-        hessian = jnp.broadcast_to(scaled, (slots, size, size)).astype(dtype)
+        hessian = scaled_identities(y, smoothness)
         previous, visit = (hessian, _never(y)) if corrected else (None, None)
         return Memory(y=_resting(y, lazy), hessian=hessian, previous=previous, visit=visit)
 
@@ -246,6 +237,24 @@ class TrackedHessian(Descent):
         previous = rows.hessian if visit.corrected else None
         y = self.refresh_y(visit, look)
         return Memory(y=y, hessian=hessian, previous=previous, visit=visit.stamped), repaired
+
+
+def check_hessian(name: str, y: PyTree, slot_shape: tuple[int, ...]) -> None:
+    """Raises if the Hessians of a level cannot be tracked."""
+    if slot_shape != ():
+        raise ValueError(
+            f"a tracked Hessian needs one slot per block, got slots of shape {slot_shape} for the lower "
+            f"level {name!r}: use BSVRBv2, which tracks no Hessian"
+        )
+    check_factorable(name, y)
+
+
+def scaled_identities(y: PyTree, smoothness: Any) -> Array:
+    """What tracked Hessians begin as: L_g times the identity, per slot."""
+    slots, dtype = jax.tree.leaves(y)[0].shape[0], result_dtype(y)
+    size = sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(y))
+    scaled = smoothness * jnp.eye(size, dtype=dtype)
+    return jnp.broadcast_to(scaled, (slots, size, size)).astype(dtype)
 
 
 def check_factorable(name: str, y: PyTree) -> None:

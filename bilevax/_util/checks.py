@@ -126,8 +126,8 @@ def coefficient(
 
 
 def upper_step(value: Any) -> None:
-    """A number that is not negative, a schedule or an optax transformation."""
-    if not isinstance(value, optax.GradientTransformation):
+    """A number that is not negative, a schedule or an optax transformation; or None."""
+    if value is not None and not isinstance(value, optax.GradientTransformation):
         kinds = "a number, a schedule or an optax transformation"
         coefficient("upper_step", value, zero=True, optional=False, kinds=kinds)
 

@@ -1,6 +1,7 @@
 """The methods, one short file each. `bilevax.solvers.toolkit` holds what a method of your own needs."""
 
 from bilevax.solvers.base import AbstractSolver
+from bilevax.solvers.block_newton import BlockNewton
 from bilevax.solvers.block_page import BlockPAGE
 from bilevax.solvers.block_saga import BlockSAGA
 from bilevax.solvers.bsvrb_v1 import BSVRBv1
@@ -29,6 +30,7 @@ __all__ = [
     "AbstractSolver",
     "BSVRBv1",
     "BSVRBv2",
+    "BlockNewton",
     "BlockPAGE",
     "BlockSAGA",
     "Recipe",

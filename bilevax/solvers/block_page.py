@@ -58,7 +58,8 @@ class BlockPAGE(Recipe):
     are drawn anew in each step.
 
     Args:
-      upper_step: η: a float, a schedule of the step number, or an optax transformation of z.
+      upper_step: η: a float, a schedule of the step number, or an optax transformation of z;
+        left out, `automatic_step()`.
       lower_step: τ; left out, 2/(3 L_g) · I/m with an estimate of L_g.
       inverse_step: τ̄; left out, τ.
       refresh_chance: p in (0, 1]; left out, as many rows are read by refreshes as by the other steps.
@@ -76,7 +77,7 @@ class BlockPAGE(Recipe):
       ICML 2021, for the estimator; the blocks and their correction by m/I are BSVRB's.
     """
 
-    upper_step: UpperStep
+    upper_step: UpperStep | None = None
     _: KW_ONLY
     lower_step: Coefficient | None = None
     inverse_step: Coefficient | None = None
@@ -165,7 +166,7 @@ class BlockPAGE(Recipe):
 class _Whole(Recipe):
     """A refresh as a recipe: one point, and estimators that forget what they tracked before."""
 
-    upper_step: UpperStep
+    upper_step: UpperStep | None = None
     lower_step: float = 1.0
     radius: Coefficient | None = None
 

@@ -54,7 +54,8 @@ class BlockSAGA(Recipe):
     d_x for an f or g that does not look at x). A table larger than the device's memory raises a MemoryError.
 
     Args:
-      upper_step: η: a float, a schedule of the step number, or an optax transformation of z.
+      upper_step: η: a float, a schedule of the step number, or an optax transformation of z;
+        left out, `automatic_step()`.
       lower_step: τ; left out, 2/(3 L_g) with an estimate of L_g.
       inverse_step: τ̄; left out, τ.
       radius: V ≥ ‖v_i‖; left out, v is not projected.
@@ -72,7 +73,7 @@ class BlockSAGA(Recipe):
       reduction algorithms*, NeurIPS 2022, whose SABA this is for m = 1.
     """
 
-    upper_step: UpperStep
+    upper_step: UpperStep | None = None
     _: KW_ONLY
     lower_step: Coefficient | None = None
     inverse_step: Coefficient | None = None

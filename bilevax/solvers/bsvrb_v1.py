@@ -30,12 +30,13 @@ class BSVRBv1(Recipe):
     (lazily: a block catches up when it is next sampled), and :math:`x \leftarrow x - \eta z`.
 
     Args:
-      upper_step: η: a float, a schedule of the step number, or an optax transformation of z.
+      upper_step: η: a float, a schedule of the step number, or an optax transformation of z;
+        left out, `automatic_step()`.
       lower_step: τ; left out, 2/(3 L_g) · I/m with an estimate of L_g.
       alpha: α in (0, 1].
       alpha_bar: ᾱ; left out, α.
       beta: β in (0, 1].
-      gamma: γ; left out, (m−I)/(I(1−α)) + (1−α).
+      gamma: γ; left out, (m−I)/(I(1−α)) + (1−α), at most 10.
       gamma_bar: γ̄; left out, γ if that is given, else the same formula with ᾱ.
       floor: λ, the least eigenvalue of H; left out, half the least curvature that the first batches show.
 
@@ -50,7 +51,7 @@ class BSVRBv1(Recipe):
       Bilevel Optimization*, ICML 2023, Algorithm 1.
     """
 
-    upper_step: UpperStep
+    upper_step: UpperStep | None = None
     _: KW_ONLY
     lower_step: Coefficient | None = None
     alpha: Coefficient = 0.1

@@ -32,13 +32,14 @@ class BSVRBv2(Recipe):
     block that catches up is applied once, after the sum of its steps.
 
     Args:
-      upper_step: η: a float, a schedule of the step number, or an optax transformation of z.
+      upper_step: η: a float, a schedule of the step number, or an optax transformation of z;
+        left out, `automatic_step()`.
       lower_step: τ; left out, 2/(3 L_g) · I/m with an estimate of L_g.
       inverse_step: τ̄; left out, τ.
       alpha: α in (0, 1].
       alpha_bar: ᾱ; left out, α.
       beta: β in (0, 1].
-      gamma: γ; left out, (m−I)/(I(1−α)) + (1−α).
+      gamma: γ; left out, (m−I)/(I(1−α)) + (1−α), at most 10.
       gamma_bar: γ̄; left out, γ if that is given, else the same formula with ᾱ.
       radius: V ≥ ‖v_i‖, e.g. C_fy/λ; left out, v is not projected.
 
@@ -53,7 +54,7 @@ class BSVRBv2(Recipe):
       Bilevel Optimization*, ICML 2023, Algorithm 2.
     """
 
-    upper_step: UpperStep
+    upper_step: UpperStep | None = None
     _: KW_ONLY
     lower_step: Coefficient | None = None
     inverse_step: Coefficient | None = None

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-import optax
+import math
 
+import jax
+import numpy as np
+
+from bilevax._problem.levels import Level
 from bilevax._problem.problem import Problem
 from bilevax._util import checks
+from bilevax._util.trees import PyTree
 from bilevax.solvers.base import AbstractSolver
-from bilevax.solvers.bsvrb_v2 import BSVRBv2
+from bilevax.solvers.block_newton import BlockNewton
+from bilevax.solvers.mmbo import MMBO
+
+_WIDEST = 64  # lower variables of a block, up to which a step can afford to factorise Hessians
+_MOST = 2**26  # entries of all Hessians together
 
 
-def chosen_solver(problem: Problem, solver: AbstractSolver | None) -> AbstractSolver:
-    """The solver that was given, or the default one: BSVRB v2 with Adam on the tracked gradient."""
+def chosen_solver(problem: Problem, solver: AbstractSolver | None, y0: PyTree) -> AbstractSolver:
+    """The solver that was given; else BlockNewton for small lower problems and MMBO for large ones."""
     if solver is None:
-        return BSVRBv2(upper_step=optax.adam(1e-3))
+        return (
+            BlockNewton() if all(_small(*level, y0, problem) for level in problem.levels.items()) else MMBO()
+        )
     checks.solver(solver, AbstractSolver)
     return solver
+
+
+def _small(name: str, level: Level, y0: PyTree, problem: Problem) -> bool:
+    """Whether the Hessians of a level can be stored and factorised."""
+    if not level.has_hessian:
+        return True
+    own = y0.get(name) if problem.named and isinstance(y0, dict) else y0
+    size = sum(math.prod(np.shape(leaf)[1:]) for leaf in jax.tree.leaves(own))
+    return level.slots is None and size <= _WIDEST and problem.count * size**2 <= _MOST

@@ -83,7 +83,8 @@ class F2SA(Penalty):
     all at the same point. It needs gradients only. Mean levels are rejected.
 
     Args:
-      upper_step: η: a float, a schedule of the step number, or an optax transformation.
+      upper_step: η: a float, a schedule of the step number, or an optax transformation; left
+        out, `automatic_step()`.
       lower_step: τ; left out, 2/(3 L_g) with an estimate of L_g.
       inverse_step: τ̄; left out, τ.
       penalty: ρ, a number or a growing schedule. The bias of ∇F falls with 1/ρ; its noise grows with ρ.
@@ -98,7 +99,7 @@ class F2SA(Penalty):
       Kwon et al., *A Fully First-Order Method for Stochastic Bilevel Optimization*, ICML 2023.
     """
 
-    upper_step: UpperStep
+    upper_step: UpperStep | None = None
     _: KW_ONLY
     lower_step: Coefficient | None = None
     inverse_step: Coefficient | None = None
@@ -117,7 +118,8 @@ class F3SA(Penalty):
     `BSVRBv2`, and all blocks move.
 
     Args:
-      upper_step: η: a float, a schedule of the step number, or an optax transformation of z.
+      upper_step: η: a float, a schedule of the step number, or an optax transformation of z;
+        left out, `automatic_step()`.
       lower_step: τ; left out, 2/(3 L_g) · I/m with an estimate of L_g.
       inverse_step: τ̄; left out, τ.
       penalty: ρ, as in `F2SA`.
@@ -138,7 +140,7 @@ class F3SA(Penalty):
       penalty and the momentum; the blocks and their correction are BSVRB's.
     """
 
-    upper_step: UpperStep
+    upper_step: UpperStep | None = None
     _: KW_ONLY
     lower_step: Coefficient | None = None
     inverse_step: Coefficient | None = None

@@ -29,7 +29,8 @@ class KSONG(Recipe):
     original method for thresholds.
 
     Args:
-      upper_step: η: a float, a schedule of the step number, or an optax transformation of z.
+      upper_step: η: a float, a schedule of the step number, or an optax transformation of z;
+        left out, `automatic_step()`.
       lower_step: τ; left out, 2/(3 L_g) with an estimate of L_g.
       alpha: α in (0, 1].
       alpha_bar: ᾱ; left out, α.
@@ -47,7 +48,7 @@ class KSONG(Recipe):
       Provable Convergence*, ICML 2022, Algorithm 2.
     """
 
-    upper_step: UpperStep
+    upper_step: UpperStep | None = None
     _: KW_ONLY
     lower_step: Coefficient | None = None
     alpha: Coefficient = 0.9

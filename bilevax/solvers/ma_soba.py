@@ -23,7 +23,8 @@ class MASOBA(Recipe):
     sample. (The paper moves x along the z from before this average: one step later.)
 
     Args:
-      upper_step: η: a float, a schedule of the step number, or an optax transformation of z.
+      upper_step: η: a float, a schedule of the step number, or an optax transformation of z;
+        left out, `automatic_step()`.
       lower_step: τ; left out, 2/(3 L_g) with an estimate of L_g.
       inverse_step: τ̄; left out, τ.
       beta: β in (0, 1].
@@ -40,7 +41,7 @@ class MASOBA(Recipe):
       Conditions*, JMLR 2024.
     """
 
-    upper_step: UpperStep
+    upper_step: UpperStep | None = None
     _: KW_ONLY
     lower_step: Coefficient | None = None
     inverse_step: Coefficient | None = None

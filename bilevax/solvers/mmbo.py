@@ -27,7 +27,8 @@ class MMBO(Recipe):
     with the y and v from before the refresh.
 
     Args:
-      upper_step: η: a float, a schedule of the step number, or an optax transformation of z.
+      upper_step: η: a float, a schedule of the step number, or an optax transformation of z;
+        left out, `automatic_step()`.
       lower_step: τ; left out, 2/(3 L_g) with an estimate of L_g.
       inverse_step: τ̄; left out, τ.
       alpha: α in (0, 1].
@@ -46,7 +47,7 @@ class MMBO(Recipe):
       Maximization*, NeurIPS 2022.
     """
 
-    upper_step: UpperStep
+    upper_step: UpperStep | None = None
     _: KW_ONLY
     lower_step: Coefficient | None = None
     inverse_step: Coefficient | None = None

@@ -25,10 +25,11 @@ class MSVR(Recipe):
     with the y from before the refresh; then :math:`x \leftarrow x - \eta z`.
 
     Args:
-      upper_step: η: a float, a schedule of the step number, or an optax transformation of z.
+      upper_step: η: a float, a schedule of the step number, or an optax transformation of z;
+        left out, `automatic_step()`.
       alpha: α in (0, 1].
       beta: β in (0, 1].
-      gamma: γ; left out, (m−I)/(I(1−α)) + (1−α).
+      gamma: γ; left out, (m−I)/(I(1−α)) + (1−α), at most 10.
 
     `alpha` and `gamma` may be dicts by lower level.
 
@@ -41,7 +42,7 @@ class MSVR(Recipe):
       Optimization*, NeurIPS 2022.
     """
 
-    upper_step: UpperStep
+    upper_step: UpperStep | None = None
     _: KW_ONLY
     alpha: Coefficient = 0.1
     beta: float | Callable[[Array], Array] = 0.1

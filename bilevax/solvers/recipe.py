@@ -26,6 +26,7 @@ from bilevax._step.lagrangian import Point, gradients, lagrangian, upper_gradien
 from bilevax._step.oracles import Oracles, count_pass, count_steps
 from bilevax._step.ordering import after
 from bilevax._step.slots import Moving
+from bilevax._step.smoothness import Smoothness, renew_smoothness
 from bilevax._step.state import Info, State
 from bilevax._step.trackers import Identity, Tracker
 from bilevax._step.visit import Look, Rates, Visit
@@ -36,6 +37,7 @@ from bilevax.solvers.start import start_state
 from bilevax.solvers.start_checks import slot_shape
 from bilevax.solvers.upper import UpperStep, upper_move
 
+MOST_GAMMA = 10.0  # γ left out: (m−I)/(I(1−α)) of hundreds multiplies noise
 STACKED = 2**20  # entries of a point, up to which both points of a step are stacked on an accelerator
 
 
@@ -66,14 +68,15 @@ class Recipe(AbstractSolver):
     curvature: ClassVar[Tracker | None]
     means: ClassVar[Tracker | None] = Identity()
 
-    upper_step: eqx.AbstractVar[UpperStep]
-    alpha: eqx.AbstractVar[Coefficient]
+    upper_step: eqx.AbstractVar[UpperStep | None]
+    alpha: eqx.AbstractVar[Coefficient | None]
     beta: eqx.AbstractVar[float | Callable[[Array], Array]]
 
     def __check_init__(self) -> None:
         checks.upper_step(self.upper_step)
         if not self.fixes("alpha"):
-            checks.coefficient("alpha", self.alpha, high=1.0, optional=False, by_level=True)
+            optional = type(self).__dataclass_fields__["alpha"].default is None
+            checks.coefficient("alpha", self.alpha, high=1.0, optional=optional, by_level=True)
         checks.coefficient("alpha_bar", self.option("alpha_bar"), high=1.0, by_level=True)
         if not self.fixes("beta"):
             checks.coefficient("beta", self.beta, high=1.0, optional=False)
@@ -148,7 +151,8 @@ class Recipe(AbstractSolver):
         # z is affine in the gradients: where devices share the blocks, one sum over them serves both points.
         objective = jnp.where(bad_slots(problem, sample), jnp.nan, seen[0].objective)  # ends the run
         z, objective = state.sampler.mean((z, objective))
-        x, optimizer, back = upper_move(self.upper_step, state, z, stage)
+        chance = min(state.sampler.chance(problem, n, slots.size) for n, slots in sample.slots.items())
+        x, optimizer, back = upper_move(self.upper_step, state, z, stage, objective, chance)
         moved = dataclasses.replace(
             state,
             step=state.step + 1,
@@ -158,9 +162,28 @@ class Recipe(AbstractSolver):
             optimizer=optimizer,
             levels=levels,
             clocks=clocks,
+            smoothness=self._renewed_smoothness(problem, state, sample, look),
             store=look.store,
         )
         return moved, _info(state.sampler, objective, z, visits, sum(repaired))
+
+    def _renewed_smoothness(
+        self, problem: Problem, state: State, sample: Sample, look: Look
+    ) -> dict[str, Smoothness]:
+        point, seen = look.points[0], look.gradients[0]
+        return {
+            name: renew_smoothness(
+                problem,
+                name,
+                point,
+                (seen.v[name], seen.y[name]),
+                sample,
+                state.sampler,
+                known,
+                state.step,
+            )
+            for name, known in state.smoothness.items()
+        }
 
     def draw(self, problem: Problem, state: State) -> Sample:
         """The blocks and rows of a step."""
@@ -246,12 +269,12 @@ class Recipe(AbstractSolver):
         alpha_bar = alpha if given.get("alpha_bar") is None else given["alpha_bar"] * halved
         gamma, gamma_bar = given.get("gamma"), given.get("gamma_bar")
         if self.corrected:
-            gamma_bar = first(gamma_bar, gamma, msvr_gamma(alpha_bar, chance))
-            gamma = first(gamma, msvr_gamma(alpha, chance))
+            gamma_bar = first(gamma_bar, gamma, jnp.minimum(msvr_gamma(alpha_bar, chance), MOST_GAMMA))
+            gamma = first(gamma, jnp.minimum(msvr_gamma(alpha, chance), MOST_GAMMA))
         lower_step: Any = given.get("lower_step")
         inverse_step: Any = given.get("inverse_step")
         if name in state.smoothness:
-            safe = 2 / (3 * state.smoothness[name]) * (chance if self.lazy else 1.0)
+            safe = 2 / (3 * state.smoothness[name].value) * (chance if self.lazy else 1.0)
             lower_step = first(lower_step, safe)
         if problem.levels[name].has_hessian:
             lower_step, inverse_step = lower_step * shrunk, first(inverse_step, lower_step) * shrunk

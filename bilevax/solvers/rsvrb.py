@@ -23,7 +23,7 @@ from bilevax._step.linear_algebra import raise_eigenvalues, solve, unflatten_slo
 from bilevax._step.oracles import Oracles, count_pass, count_steps
 from bilevax._step.ordering import after
 from bilevax._step.slots import Moving, gather, project_ball, scatter
-from bilevax._step.smoothness import estimate_floor, estimate_smoothness
+from bilevax._step.smoothness import Smoothness, estimate_floor, estimate_smoothness
 from bilevax._step.state import Info, State
 from bilevax._step.trackers import check_factorable
 from bilevax._util import checks
@@ -105,7 +105,8 @@ class RSVRB(AbstractSolver):
     O(m · d_y · d_x).
 
     Args:
-      upper_step: η: a float, a schedule of the step number, or an optax transformation of z.
+      upper_step: η: a float, a schedule of the step number, or an optax transformation of z;
+        left out, `automatic_step()`.
       lower_step: τ; left out, 2/(3 L_g) · I/m with an estimate of L_g.
       beta: β in (0, 1]; left out, 0.03 I/m: the scaling (1−β) of a block between two visits must stay
         near one.
@@ -123,7 +124,7 @@ class RSVRB(AbstractSolver):
     """
 
     distributed: ClassVar[bool] = True
-    upper_step: UpperStep
+    upper_step: UpperStep | None = None
     _: KW_ONLY
     lower_step: float | Callable[[Array], Array] | None = None
     beta: float | Callable[[Array], Array] | None = None
@@ -199,7 +200,7 @@ class RSVRB(AbstractSolver):
             optimizer=upper_start(self.upper_step, x),
             levels={name: memory},
             clocks=clocks,
-            smoothness=smoothness,
+            smoothness={n: Smoothness(found, jnp.zeros_like(found)) for n, found in smoothness.items()},
             floors=floors,
             sampler=sampler,
             named=problem.named,
@@ -218,7 +219,7 @@ class RSVRB(AbstractSolver):
         memory: Tracked = state.levels[name]
         chance = state.sampler.per_step / problem.count
         beta = first(evaluate(self.beta, state.step), 0.03 * chance) * 0.5**stage
-        safe = 2 / (3 * state.smoothness[name]) * chance if name in state.smoothness else None
+        safe = 2 / (3 * state.smoothness[name].value) * chance if name in state.smoothness else None
         tau = first(evaluate(self.lower_step, state.step), safe) * 0.5 ** (0.5 * stage)
         floor = first(evaluate(self.floor, state.step), state.floors.get(name))
         clock = state.clocks[name].y
@@ -259,7 +260,8 @@ class RSVRB(AbstractSolver):
         )  # fmt: skip
         objective = _objective(problem, state.x, {name: gather(memory.y_before, ids)}, sample)
         z, objective = state.sampler.mean((z, objective))
-        x, optimizer, _ = upper_move(self.upper_step, state, z, stage)
+        chance = state.sampler.chance(problem, name, ids.size)
+        x, optimizer, _ = upper_move(self.upper_step, state, z, stage, objective, chance)
         clocks = {name: Clocks(later, state.clocks[name].v)}
         state = dataclasses.replace(
             state,

@@ -22,7 +22,8 @@ class SOBA(Recipe):
     all at the same point. Mean levels are replaced by their newest sample.
 
     Args:
-      upper_step: η: a float, a schedule of the step number, or an optax transformation.
+      upper_step: η: a float, a schedule of the step number, or an optax transformation; left
+        out, `automatic_step()`.
       lower_step: τ; left out, 2/(3 L_g) with an estimate of L_g.
       inverse_step: τ̄; left out, τ.
       radius: V ≥ ‖v_i‖; left out, v is not projected.
@@ -38,7 +39,7 @@ class SOBA(Recipe):
       reduction algorithms*, NeurIPS 2022.
     """
 
-    upper_step: UpperStep
+    upper_step: UpperStep | None = None
     _: KW_ONLY
     lower_step: Coefficient | None = None
     inverse_step: Coefficient | None = None

@@ -25,7 +25,8 @@ class SONG(Recipe):
     with the y from before the refresh; then :math:`x \leftarrow x - \eta z`.
 
     Args:
-      upper_step: η: a float, a schedule of the step number, or an optax transformation of z.
+      upper_step: η: a float, a schedule of the step number, or an optax transformation of z;
+        left out, `automatic_step()`.
       alpha: α in (0, 1]; may be a dict by lower level.
       beta: β in (0, 1].
 
@@ -39,7 +40,7 @@ class SONG(Recipe):
       Stochastic Optimization*, ICML 2022.
     """
 
-    upper_step: UpperStep
+    upper_step: UpperStep | None = None
     _: KW_ONLY
     alpha: Coefficient = 0.9
     beta: float | Callable[[Array], Array] = 0.1

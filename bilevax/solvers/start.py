@@ -16,7 +16,7 @@ from bilevax._step.lagrangian import Point, gradients
 from bilevax._step.passes import over_all_blocks
 from bilevax._step.slot_table import SlotTable, pack
 from bilevax._step.slots import Memory
-from bilevax._step.smoothness import estimate_floor, estimate_smoothness
+from bilevax._step.smoothness import Smoothness, estimate_floor, estimate_smoothness
 from bilevax._step.state import State
 from bilevax._util.trees import PyTree, combine, result_dtype, zeros_like
 from bilevax.solvers.start_checks import checked_start, slot_shape
@@ -52,7 +52,7 @@ def start_state(recipe: Recipe, problem: Problem, x0: PyTree, y0: PyTree, sample
         optimizer=upper_start(recipe.upper_step, x),
         levels=levels,
         clocks=clocks,
-        smoothness=smoothness,
+        smoothness={n: Smoothness(found, jnp.zeros_like(found)) for n, found in smoothness.items()},
         floors=floors,
         sampler=sampler,
         named=problem.named,

@@ -12,6 +12,7 @@ from jax import Array
 
 from bilevax._step.coefficients import evaluate
 from bilevax._step.ordering import known_after
+from bilevax._step.pace import automatic_step
 from bilevax._step.state import Along, State
 from bilevax._util.trees import PyTree, combine, result_dtype
 
@@ -19,25 +20,37 @@ UpperStep = float | Callable[[Array], Array] | optax.GradientTransformation
 
 
 def upper_move(
-    upper_step: UpperStep, state: State, z: PyTree, stage: Array | int
+    upper_step: UpperStep | None, state: State, z: PyTree, stage: Array | int, value: Array, chance: float
 ) -> tuple[PyTree, PyTree, PyTree]:
-    """x after one step along z, the state of the transformation, and how to recover the x before."""
-    shrunk = 0.5 ** (0.5 * stage)
+    """x after one step along z, the state of the transformation, and how to recover the x before.
+
+    A transformation that takes extra arguments gets `value`, the mean of f over the batch, and `chance`, the
+    probability that a step visits a block.
+    """
+    shrunk, upper_step = 0.5 ** (0.5 * stage), chosen_step(upper_step)
     if isinstance(upper_step, optax.GradientTransformation):
         now = known_after(z, state.x)
-        updates, optimizer = upper_step.update(z, state.optimizer, now)
+        more = isinstance(upper_step, optax.GradientTransformationExtraArgs)
+        extra: dict[str, Any] = {"value": value, "chance": chance} if more else {}
+        updates, optimizer = upper_step.update(z, state.optimizer, now, **extra)
         return combine((1, now), (shrunk, updates)), optimizer, now
     step = evaluate(upper_step, state.step) * shrunk
     return combine((1, state.x), (-step, z)), state.optimizer, way_back(upper_step, step, state.x)
 
 
-def upper_start(upper_step: UpperStep, x: PyTree) -> PyTree:
+def chosen_step(upper_step: UpperStep | None) -> UpperStep:
+    """The upper step that was given, or the automatic one."""
+    return automatic_step() if upper_step is None else upper_step
+
+
+def upper_start(upper_step: UpperStep | None, x: PyTree) -> PyTree:
     """The state of an optax transformation before its first step; None for a plain step."""
+    upper_step = chosen_step(upper_step)
     return upper_step.init(x) if isinstance(upper_step, optax.GradientTransformation) else None
 
 
-def way_back(upper_step: UpperStep, step: Any, x: PyTree) -> PyTree:
+def way_back(upper_step: UpperStep | None, step: Any, x: PyTree) -> PyTree:
     """What a state stores to recover the x before: the step size if that is enough, else x."""
     precise = all(leaf.dtype.itemsize >= 4 for leaf in jax.tree.leaves(x))  # otherwise rounding would show
-    plain = not isinstance(upper_step, optax.GradientTransformation)
+    plain = not isinstance(chosen_step(upper_step), optax.GradientTransformation)
     return Along(jnp.asarray(step, result_dtype(x))) if plain and precise else x

@@ -298,6 +298,24 @@ def ksong(problem, samples, start, coefficients, *, lam):
     return now
 
 
+def block_newton(problem, samples, start, coefficients):
+    """Newton steps in the sampled y_i and v_i with an averaged H_i; a moving average of (G_v2)."""
+    now = take(start, "x", "y", "s", "u", "v", "H", "z")
+    for t, sample in enumerate(samples):
+        k = coefficients_at(coefficients, t, problem.m, len(sample.blocks))
+        new = copy.deepcopy(now)
+        for i, upper, lower in sampled_blocks(sample):
+            new.s[i] = problem.g_y(i, now.x, now.y[i], lower)
+            new.u[i] = phi_v(problem, i, now, upper, lower)
+            new.H[i] = moving_average(now.H[i], problem.g_yy(i, now.x, now.y[i], lower), k.alpha)
+            new.y[i] = now.y[i] - k.alpha * np.linalg.solve(new.H[i], new.s[i])
+            new.v[i] = now.v[i] - k.alpha * np.linalg.solve(new.H[i], new.u[i])
+        new.z = moving_average(now.z, average(hyper_v2, problem, now, sample), k.beta)
+        new.x = now.x - k.eta * new.z
+        now = new
+    return now
+
+
 def mmbo(problem, samples, start, coefficients, *, radius=np.inf):
     """MMBO-v2: moving averages of g_y, grad_v phi and of (G_v2); only the sampled y_i, v_i move."""
     now = take(start, "x", "y", "s", "u", "v", "z")

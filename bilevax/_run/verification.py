@@ -1,0 +1,151 @@
+"""Whether what a run tracks is the truth, and x better than where it started."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bilevax._problem.problem import Problem
+from bilevax._problem.rows import PerBlock, Shared
+from bilevax._problem.sampling import Sampling
+from bilevax._step.slots import gather
+from bilevax._step.state import State
+from bilevax._truth.few_blocks import solve_few
+from bilevax._util import checks
+from bilevax._util.trees import PyTree
+
+_BLOCKS = 8
+_ENTRIES = 2**22  # of the rows of all blocks that are solved
+_OFF = 0.02  # of F, by which the tracked f may differ from it
+_LEFT = 0.005  # of F, by which a further Newton step may change it
+
+
+class AccuracyWarning(UserWarning):
+    """A run has ended, but its answer is not to be trusted."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """A few blocks, solved on all their rows at the x of a run.
+
+    Attributes:
+      blocks: how many blocks were solved.
+      objective: the mean of f_i(x, y_i(x)) over these blocks: F, if they are all blocks.
+      tracked: the mean of f_i(x, y_i) with the y_i of the run.
+      start: the mean of f_i(x₀, y_i(x₀)).
+      y_error: ‖y_i − y_i(x)‖ / ‖y_i(x)‖, the median over the blocks.
+      v_error: the same of the multipliers v; NaN if the method tracks none.
+      message: what is wrong; empty if nothing is.
+    """
+
+    blocks: int
+    objective: float
+    tracked: float
+    start: float
+    y_error: float
+    v_error: float
+    message: str
+
+
+def verify(problem: Problem, state: State, x0: PyTree, *, blocks: int | None = None) -> Verification:
+    """Solves a few blocks on all their rows, and compares what a run tracks with the truth.
+
+    Args:
+      problem: the problem.
+      state: the state of a run, of any solver.
+      x0: where the run started.
+      blocks: how many blocks; left out, 8, or fewer if they have many rows.
+
+    Returns:
+      A `Verification`.
+
+    Raises:
+      ValueError: if a lower level has slots of its own, which cannot be solved block by block.
+
+    Example:
+      >>> import bilevax as bx, jax, jax.numpy as jnp
+      >>> problem = bx.Problem(
+      ...     upper=lambda x, y, block, batch: jnp.sum((y - block) ** 2),
+      ...     lower=lambda x, y, block, batch: jnp.sum((y - x) ** 2),
+      ...     blocks=jnp.arange(8.0).reshape(4, 2),
+      ... )
+      >>> x0, y0 = jnp.zeros(2), jnp.zeros((4, 2))
+      >>> result = bx.minimize(problem, x0, y0, steps=1000, key=jax.random.key(0), progress=None)
+      >>> found = bx.verify(problem, result.state, x0)
+      >>> round(found.start, 3), round(found.objective, 3), found.message
+      (35.0, 10.0, '')
+    """
+    problem = problem.without_centres()
+    for name, level in problem.levels.items():
+        if level.slots is not None:
+            raise ValueError(
+                f"verify needs one slot per block, got the lower level {name!r} with slots of its own"
+            )
+    most = max(1, _affordable(problem)) if blocks is None else checks.whole_number("blocks", blocks, 1)
+    count = min(problem.count, most)
+    chosen = jnp.asarray(np.unique(np.linspace(0, problem.count - 1, count).round().astype(int)))
+    y, v = problem.split("state.y", state.y), problem.split("state.v", state.v)
+    y, v = gather(y, chosen), {name: None if v[name] is None else gather(v[name], chosen) for name in v}
+    x0 = jax.tree.map(lambda a, like: jnp.asarray(a, like.dtype), x0, state.x)
+    start = solve_few(problem, x0, y, dict.fromkeys(v), chosen)
+    found = solve_few(problem, state.x, y, v, chosen)
+    result = Verification(
+        len(chosen),
+        float(jnp.mean(found.value)),
+        float(jnp.mean(found.tracked)),
+        float(jnp.mean(start.value)),
+        float(jnp.median(found.y_error)),
+        float(jnp.median(found.v_error)),
+        "",
+    )
+    return dataclasses.replace(result, message=_message(result, float(jnp.mean(found.left))))
+
+
+def can_verify(problem: Problem) -> bool:
+    """Whether a few blocks can be solved, and are not too large for that to be done unasked.
+
+    Sources of rows that a user wrote may not be able to return all rows.
+    """
+    known = all(
+        isinstance(rows, (Shared, PerBlock, type(None))) for rows in (problem.upper_data, *problem.lower_data)
+    )
+    own_slots = any(level.slots is not None for level in problem.levels.values())
+    return known and not own_slots and _affordable(problem) > 0
+
+
+def _affordable(problem: Problem) -> int:
+    """How many blocks can be solved at little cost."""
+    shapes = Sampling().sampler(problem, jax.random.key(0)).one_block(problem, None, slots=False)
+    entries = sum(
+        leaf.size for batch in (shapes.upper, *shapes.lower.values()) for leaf in jax.tree.leaves(batch.rows)
+    )
+    return min(_BLOCKS, _ENTRIES // max(entries, 1))
+
+
+def _message(found: Verification, left: float) -> str:
+    """What is wrong, and what to try."""
+    of = f"on {found.blocks} blocks that were solved on all their rows"
+    scale = max(abs(found.objective), abs(found.start - found.objective))
+    if not (np.isfinite([found.objective, found.start]).all() and left <= _LEFT * scale):
+        return (
+            "the answer could not be verified: from where the run ended, some lower problems could not be "
+            "solved; g must be smooth and strongly convex in y"
+        )
+    worse = found.objective - found.start
+    if worse > _OFF * abs(found.start):
+        return (
+            f"x is worse than x0: {of}, F is {found.objective:.4g}, and {found.start:.4g} at x0; the lower "
+            "variables did not follow x: try more blocks_per_step, a larger batch_size, or a smaller "
+            "upper_step, such as automatic_step(speed=0.3)"
+        )
+    off = found.tracked - found.objective
+    if abs(off) > _OFF * abs(found.objective) and abs(off) > 0.1 * abs(worse):
+        return (
+            f"the objective in the history is not F: {of}, F is {found.objective:.4g}, but f is "
+            f"{found.tracked:.4g} with the lower variables of the run, which are off by "
+            f"{100 * found.y_error:.2g}%: try a larger batch_size, more blocks_per_step, or more steps"
+        )
+    return ""

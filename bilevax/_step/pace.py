@@ -1,0 +1,171 @@
+r"""An upper step with nothing to tune: whether x keeps its direction says how fast it may go.
+
+.. math::
+    m \leftarrow m + b (z - m), \qquad
+    d = \operatorname{clip}(m / \sqrt{n}, -1, 1), \qquad
+    x \leftarrow x - \frac{r}{\sqrt{t + t_0}}\, d
+
+where n averages m² over about the last third of the steps, entry by entry, so that all entries of x move at
+about the same speed. At the end of each window of steps, the sum D of its directions d is compared with that
+of the window before:
+
+- if x went on in the same direction (their cosine is large), r grows;
+- if x turned back (their cosine is negative), or f rose by more than its noise, r shrinks;
+- in between, noise decides where x goes: r stays, and the steps shrink as 1/√t, which averages noise out.
+
+Nothing in this depends on the units of x or of F.
+
+The lower variables of a block move only when the block is visited, with probability p per step. A window
+lasts several visits, so they can follow x, and what a window shows is not the effect of the one before. At
+first x waits for them; then r begins such that z predicts a small decrease of f.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from bilevax._util import checks
+from bilevax._util.trees import PyTree
+
+_MOMENTUM = 0.1  # b
+_EARLY = 100  # t₀
+_FIRST_DECREASE = 1e-3  # of f, that z predicts for the first window
+_SHORTEST = 25  # steps of a window
+_VISITS = 5  # of a block, in a window
+_SHARE = 0.1  # of all steps so far, in a window
+_WAIT = 2  # windows
+_GROW, _SHRINK = 1.6, 0.5
+_SAME, _BACK = 0.5, -0.1  # cosines
+_RISE = 2.0  # standard errors of f
+
+
+class Pace(NamedTuple):
+    """The state of `automatic_step`.
+
+    Attributes:
+      count: t.
+      average: m.
+      squares: n.
+      scale: r; 0 while x waits.
+      covered: D, the sum of the directions of this window.
+      covered_before: that of the window before.
+      values: of f in this window: how many, their mean, and the sum of their squared deviations from it.
+      values_before: those of the window before.
+      end: the step at which this window ends.
+    """
+
+    count: Array
+    average: PyTree
+    squares: PyTree
+    scale: Array
+    covered: PyTree
+    covered_before: PyTree
+    values: Array
+    values_before: Array
+    end: Array
+
+
+def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
+    """An upper step with nothing to tune; a solver whose `upper_step` is left out uses it.
+
+    All entries of x move at about the same speed. The speed grows while x keeps its direction, shrinks when x
+    turns back, and falls as 1/√t in between. The result does not depend on the units of x or F.
+
+    Args:
+      speed: multiplies all steps.
+
+    Returns:
+      A transformation of z. As an optax transformation it can be part of a chain, or of `averaged`. Its
+      update takes two more arguments, which solvers pass: `value`, the mean of f over the batch, and
+      `chance`, the probability that a step visits a block.
+
+    Example:
+      >>> import bilevax as bx
+      >>> solver = bx.BSVRBv2(upper_step=bx.automatic_step(speed=0.5))
+    """
+    checks.coefficient("speed", speed, optional=False)
+
+    def init(params: PyTree) -> Pace:
+        zeros = jax.tree.map(lambda a: jnp.zeros_like(_wide(a)), params)
+        dtype = jnp.result_type(*jax.tree.leaves(zeros))
+        zero, none, start = jnp.zeros((), dtype), jnp.zeros(3, dtype), jnp.zeros((), jnp.int32)
+        return Pace(start, zeros, zeros, zero, zeros, zeros, none, none, start)
+
+    def update(
+        updates: PyTree,
+        state: Pace,
+        params: PyTree = None,
+        *,
+        value: Array | float = 1.0,
+        chance: float = 1.0,
+        **others: Any,
+    ) -> tuple[PyTree, Pace]:
+        dtype = state.scale.dtype
+        count = state.count.astype(dtype)
+        shortest = max(_SHORTEST, math.ceil(_VISITS / chance))
+        recent, longer = jnp.maximum(_MOMENTUM, 1 / (count + 1)), 3 / (count + 3)
+        average = jax.tree.map(lambda m, z: m + recent * (_wide(z) - m), state.average, updates)
+        squares = jax.tree.map(lambda n, m: n + longer * (jnp.square(m) - n), state.squares, average)
+        direction = jax.tree.map(lambda m, n: _clipped_ratio(m, jnp.sqrt(n)), average, squares)
+
+        ended = state.count >= state.end
+        scale = state.scale * jnp.where(ended, _change(state), 1.0)
+        slope = _inner(average, direction)
+        decrease = _FIRST_DECREASE * jnp.abs(state.values[1])
+        begun = math.sqrt(_EARLY) / shortest * decrease / jnp.where(slope > 0, slope, jnp.inf)
+        scale = jnp.where(scale > 0, scale, jnp.where(state.count < _WAIT * shortest, 0, begun)).astype(dtype)
+        size = speed * scale / jnp.sqrt(count + _EARLY)
+        moves = jax.tree.map(lambda d, z: (-size * d).astype(z.dtype), direction, updates)
+
+        length = jnp.maximum(shortest, _SHARE * count).astype(jnp.int32)
+        return moves, Pace(
+            state.count + 1,
+            average,
+            squares,
+            scale,
+            jax.tree.map(lambda old, d: jnp.where(ended, 0, old) + d, state.covered, direction),
+            jax.tree.map(lambda new, old: jnp.where(ended, new, old), state.covered, state.covered_before),
+            _with(jnp.where(ended, 0, state.values), jnp.asarray(value, dtype)),
+            jnp.where(ended, state.values, state.values_before),
+            jnp.where(ended, state.count + length, state.end),
+        )
+
+    return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
+
+
+def _change(state: Pace) -> Array:
+    """The factor of r after a window."""
+    inner = _inner(state.covered, state.covered_before)
+    sizes = _inner(state.covered, state.covered) * _inner(state.covered_before, state.covered_before)
+    cosine = inner / jnp.sqrt(jnp.where(sizes > 0, sizes, 1))
+    (many, mean, spread), (many_before, mean_before, spread_before) = state.values, state.values_before
+    variance = spread / jnp.maximum(many, 1) ** 2 + spread_before / jnp.maximum(many_before, 1) ** 2
+    rising = (many_before > 0) & (mean - mean_before > _RISE * jnp.sqrt(variance))
+    return jnp.where(rising | (cosine < _BACK), _SHRINK, jnp.where(cosine > _SAME, _GROW, 1.0))
+
+
+def _with(values: Array, value: Array) -> Array:
+    """Count, mean and sum of squared deviations with one more value (Welford)."""
+    many, mean, spread = values
+    change = value - mean
+    mean += change / (many + 1)
+    return jnp.stack([many + 1, mean, spread + change * (value - mean)])
+
+
+def _wide(a: Array) -> Array:
+    return jnp.asarray(a).astype(jnp.promote_types(jnp.result_type(a), jnp.float32))
+
+
+def _clipped_ratio(m: Array, size: Array) -> Array:
+    return jnp.where(size > 0, jnp.clip(m / jnp.where(size > 0, size, 1), -1, 1), 0)
+
+
+def _inner(one: PyTree, other: PyTree) -> Array:
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return jnp.asarray(sum(jnp.sum(a * b) for a, b in pairs))

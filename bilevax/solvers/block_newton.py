@@ -1,0 +1,70 @@
+"""Newton steps on small lower problems, moving averages elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import KW_ONLY
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from bilevax._problem.problem import Problem
+from bilevax._step.coefficients import Coefficient, evaluate, first
+from bilevax._step.newton import NewtonSteps
+from bilevax._step.state import State
+from bilevax._step.visit import Rates
+from bilevax.solvers.recipe import Recipe
+from bilevax.solvers.upper import UpperStep
+
+_EXACT = 0.7
+_FIRST, _DECAY = 0.3, 3.0  # the weight of a new batch: at most the first, then the second over √visits
+
+
+class BlockNewton(Recipe):
+    r"""Newton steps on lower problems of low dimension, with averaged Hessians.
+
+    For sampled blocks, with the weight c of a new batch and the batch's :math:`\nabla_y g_i` and
+    :math:`\nabla_{yy}^2 g_i`,
+
+    .. math::
+        H_i &\leftarrow (1-c) H_i + c \nabla_{yy}^2 g_i, \qquad
+        y_i \leftarrow y_i - c H_i^{-1} \nabla_y g_i, \qquad
+        v_i \leftarrow v_i - c H_i^{-1} (\nabla_{yy}^2 g_i v_i - \nabla_y f_i) \\
+        z &\leftarrow (1-\beta) z + \beta \tfrac1I \sum_i (\nabla_x f_i - \nabla_{xy}^2 g_i v_i)
+
+    then x moves along z. Mean levels are averaged with the same weight. Nothing depends on the units of x, y
+    or F, and the conditioning of the lower problems does not matter. A visit costs
+    :math:`O(B d_y^2 + d_y^3)`, and the memory is :math:`O(m d_y^2)`: for up to some 30 lower variables.
+
+    Args:
+      upper_step: η: a float, a schedule of the step number, or an optax transformation of z; left out,
+        `automatic_step()`.
+      alpha: c, the weight of a new batch in (0, 1]; left out, min(0.3, 3/√visits), and 0.7 if a
+        step sees all rows.
+      beta: β in (0, 1].
+
+    `alpha` may be a dict by lower level.
+
+    Example:
+      >>> import bilevax as bx
+      >>> solver = bx.BlockNewton()
+    """
+
+    upper_step: UpperStep | None = None
+    _: KW_ONLY
+    alpha: Coefficient | None = None
+    beta: float | Callable[[Array], Array] = 0.05
+
+    corrected = False
+    lazy = False
+    curvature = NewtonSteps()
+
+    def rates(self, problem: Problem, state: State, name: str, touched: int, stage: Array | int) -> Rates:
+        """The weight of a new batch; a restart halves it."""
+        visits = state.step * state.sampler.chance(problem, name, touched)
+        noisy = state.sampler.batch_size is not None
+        left_out = jnp.minimum(_FIRST, _DECAY / jnp.sqrt(1.0 + visits)) if noisy else _EXACT
+        weight: Any = first(evaluate(self.alpha, state.step, name), left_out)
+        alpha = weight * 0.5**stage
+        return Rates(alpha, None, alpha, None, None, None, None, None)

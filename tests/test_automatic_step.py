@@ -1,0 +1,175 @@
+"""An upper step with nothing to tune, for every method."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from closed_forms import LinearMean, Quadratic
+
+import bilevax as bx
+
+ARGMIN = [
+    bx.BlockNewton,
+    bx.BSVRBv1,
+    bx.BSVRBv2,
+    bx.RSVRB,
+    bx.KSONG,
+    bx.MMBO,
+    bx.SOBA,
+    bx.MASOBA,
+    bx.BlockPAGE,
+    bx.BlockSAGA,
+]
+MEAN = [bx.MSVR, bx.SONG]
+CASES = [(method, Quadratic) for method in ARGMIN] + [(method, LinearMean) for method in MEAN]
+
+
+def gap(case, x, start=None):
+    """(F − F_best)/(F_0 − F_best), from the gradient: F is quadratic."""
+    first = np.linalg.norm(case.gradient(case.x0 if start is None else start))
+    return np.linalg.norm(case.gradient(x)) / first
+
+
+@pytest.mark.parametrize(("method", "family"), CASES)
+def test_every_method_works_with_nothing_given(method, family):
+    case = family(m=20, rows=20, d_y=4, d_x=4)
+    result = bx.minimize(
+        case.problem, case.x0, case.y0, solver=method(), steps=3000, blocks_per_step=5, batch_size=8,
+        progress=None, stop=bx.Stop(verify=False),
+    )  # fmt: skip
+    assert gap(case, result.x) < 0.1
+
+
+@pytest.mark.parametrize("family", [Quadratic, LinearMean])
+def test_a_call_with_nothing_but_steps_finds_the_minimum(family):
+    case = family(m=8, rows=10, d_y=3, d_x=3)
+    result = bx.minimize(case.problem, case.x0, case.y0, steps=1500, progress=None)
+    np.testing.assert_allclose(result.x, case.solution, atol=1e-3)
+    assert result.verification.message == ""
+
+
+def bowl(scale_x, scale_f):
+    """f = scale_f · Σ w (x/scale_x − t)² of one block; the lower level is y = x/scale_x."""
+    weights, target = jnp.array([1.0, 30.0]), jnp.array([2.0, -1.0])
+    return bx.Problem(
+        upper=lambda x, y, block, batch: scale_f * (1.0 + weights @ (y - target) ** 2),
+        lower=lambda x, y, block, batch: jnp.sum((y - x / scale_x) ** 2),
+        blocks=1,
+    )
+
+
+@pytest.mark.parametrize("scale_x", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("scale_f", [1e-3, 1.0, 1e3])
+def test_units_of_x_and_f_do_not_matter(scale_x, scale_f):
+    problem = bowl(scale_x, scale_f)
+    result = bx.minimize(
+        problem, jnp.zeros(2), jnp.zeros((1, 2)), steps=2000, progress=None, stop=bx.Stop(verify=False)
+    )
+    np.testing.assert_allclose(np.asarray(result.x) / scale_x, [2.0, -1.0], atol=1e-2)
+
+
+def test_x_waits_before_it_moves_and_then_speeds_up():
+    step = bx.automatic_step()
+    x = jnp.zeros(3)
+    state, path = step.init(x), []
+    for _ in range(200):
+        moves, state = step.update(jnp.array([1.0, -2.0, 0.5]), state, x, value=1.0, chance=1.0)
+        path.append(np.asarray(moves))
+    sizes = np.abs(np.array(path)).max(1)
+    assert (sizes[:50] == 0).all()
+    assert sizes[50] > 0
+    assert sizes[-1] > 5 * sizes[50]
+    np.testing.assert_array_equal(np.sign(path[-1]), [-1, 1, -1])
+    # Every entry moves at the same speed, whatever the size of its gradient.
+    np.testing.assert_allclose(np.abs(path[-1]), np.abs(path[-1][0]), rtol=1e-5)
+
+
+def sequence(gradients, values):
+    """The scales r after a sequence of gradients and values."""
+    step = bx.automatic_step()
+    x = jnp.zeros(2)
+    state, scales = step.init(x), []
+    update = jax.jit(lambda z, state, value: step.update(z, state, x, value=value))
+    for z, value in zip(gradients, values, strict=True):
+        _, state = update(jnp.asarray(z), state, jnp.asarray(value))
+        scales.append(float(state.scale))
+    return np.array(scales)
+
+
+def test_the_speed_falls_when_x_turns_back():
+    ahead = np.tile([1.0, 1.0], (150, 1))
+    back = np.concatenate([np.tile([-1.0, -1.0], (25, 1)), np.tile([1.0, 1.0], (25, 1))] * 4)
+    scales = sequence(np.concatenate([ahead, back]), np.linspace(2, 1, 350))
+    assert scales[149] > 2 * scales[60]
+    assert scales[-1] < 0.6 * scales[149]
+
+
+def test_the_speed_falls_when_f_rises():
+    ahead = np.tile([1.0, 1.0], (300, 1))
+    falling = sequence(ahead, np.linspace(2, 1, 300))
+    rising = sequence(ahead, np.concatenate([np.linspace(2, 1, 150), np.linspace(1, 9, 150)]))
+    assert rising[-1] < 0.1 * falling[-1]
+
+
+def test_entries_without_a_gradient_stay():
+    step = bx.automatic_step()
+    x = {"seen": jnp.zeros(2), "unseen": jnp.ones(3)}
+    z = {"seen": jnp.ones(2), "unseen": jnp.zeros(3)}
+    state = step.init(x)
+    for _ in range(60):
+        moves, state = step.update(z, state, x, value=1.0)
+    assert (moves["unseen"] == 0).all()
+    assert (moves["seen"] < 0).all()
+
+
+def test_it_can_be_part_of_a_chain_and_of_an_average():
+    case = Quadratic(m=6, rows=7, d_y=3, d_x=3)
+    upper_step = bx.averaged(optax.chain(optax.clip(10.0), bx.automatic_step()), window=50)
+    result = bx.minimize(
+        case.problem, case.x0, case.y0, solver=bx.MMBO(upper_step), steps=1500, progress=None
+    )
+    np.testing.assert_allclose(result.x, case.solution, atol=1e-2)
+
+
+def test_a_speed_that_is_no_positive_number_is_rejected():
+    with pytest.raises(ValueError, match="speed must lie in"):
+        bx.automatic_step(speed=-1.0)
+    with pytest.raises(TypeError, match="speed"):
+        bx.automatic_step(speed="fast")
+
+
+def test_the_curvature_of_the_lower_problems_is_followed():
+    """x multiplies the lower curvature by a thousand: steps that fit the start would diverge."""
+    target = jnp.array([2.0, -3.0])
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: jnp.sum((y - target) ** 2) + jnp.sum((x - 7.0) ** 2),
+        lower=lambda x, y, block, batch: jnp.exp(x[0]) * jnp.sum((y - target) ** 2),
+        blocks=4,
+    )
+    for solver in (bx.MMBO(), bx.SOBA(), bx.BSVRBv2(), bx.BlockNewton()):
+        result = bx.minimize(
+            problem, jnp.zeros(1), jnp.zeros((4, 2)), solver=solver, steps=2000, progress=None
+        )
+        np.testing.assert_allclose(result.x, 7.0, atol=0.05)
+        np.testing.assert_allclose(result.y, np.tile(target, (4, 1)), atol=0.05)
+
+
+def test_steps_may_be_left_out_if_something_else_ends_the_run():
+    case = Quadratic(m=6, rows=7, d_y=3, d_x=3)
+    stop = bx.Stop(tolerance=1e-4)
+    result = bx.minimize(case.problem, case.x0, case.y0, stop=stop, progress=None)
+    assert result.outcome is bx.Outcome.CONVERGED
+    with pytest.raises(ValueError, match="steps must be given"):
+        bx.minimize(case.problem, case.x0, case.y0, progress=None)
+
+
+def test_the_default_solver_fits_the_size_of_the_lower_problems():
+    wide = bx.Problem(
+        upper=lambda x, y, block, batch: jnp.sum((y - 1.0) ** 2),
+        lower=lambda x, y, block, batch: jnp.sum((y - x) ** 2),
+        blocks=2,
+    )
+    for size, tracks_hessians in ((4, True), (100, False)):
+        result = bx.minimize(wide, jnp.zeros(size), jnp.zeros((2, size)), steps=1, progress=None)
+        assert (result.state.levels["lower"].hessian is not None) == tracks_hessians

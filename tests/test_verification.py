@@ -1,0 +1,111 @@
+"""A few blocks are solved exactly at the end of a run: no wrong answer passes in silence."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from closed_forms import LinearMean, Quadratic
+
+import bilevax as bx
+
+
+def lagging(weak):
+    """Two blocks whose y follows x slowly in its second entry if that is weak."""
+    curvature = jnp.array([1.0, weak])
+    return bx.Problem(
+        upper=lambda x, y, block, batch: jnp.sum((y - block) ** 2),
+        lower=lambda x, y, block, batch: curvature @ (y - x) ** 2,
+        blocks=jnp.array([[1.0, 1.0], [3.0, 3.0]]),
+    )
+
+
+@pytest.mark.parametrize("family", [Quadratic, LinearMean])
+def test_a_good_answer_is_verified_without_a_warning(family):
+    case = family(m=12, rows=10, d_y=3, d_x=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", bx.AccuracyWarning)
+        result = bx.minimize(case.problem, case.x0, case.y0, steps=1500, progress=None)
+    found = result.verification
+    assert found.blocks == 8
+    assert found.objective < found.start
+    assert found.y_error < 1e-2
+
+
+def test_the_exact_values_are_those_of_the_diagnostics():
+    case = Quadratic(m=5, rows=10, d_y=3, d_x=3)
+    result = bx.minimize(case.problem, case.x0, case.y0, steps=20, progress=None)
+    found = bx.verify(case.problem, result.state, case.x0)
+    assert found.blocks == 5
+    expected = [float(bx.objective(case.problem, x, case.y0)) for x in (result.state.x, case.x0)]
+    np.testing.assert_allclose([found.objective, found.start], expected, rtol=1e-4)
+
+
+def test_lower_variables_that_lag_behind_are_noticed():
+    problem, x0 = lagging(1e-3), jnp.zeros(2)
+    solver = bx.SOBA(upper_step=0.1)
+    with pytest.warns(bx.AccuracyWarning, match=r"(the objective in the history is not F|x is worse)"):
+        result = bx.minimize(problem, x0, jnp.zeros((2, 2)), solver=solver, steps=500, progress=None)
+    assert result.outcome is bx.Outcome.FINISHED
+    assert result.verification.y_error > 0.1
+
+
+def test_an_x_that_is_worse_than_the_start_is_noticed():
+    problem, x0 = lagging(1e-3), jnp.array([1.5, 1.5])
+    solver = bx.SOBA(upper_step=lambda t: -0.005)  # uphill
+    with pytest.warns(bx.AccuracyWarning, match="x is worse than x0"):
+        bx.minimize(problem, x0, jnp.full((2, 2), 1.5), solver=solver, steps=600, progress=None)
+
+
+def test_the_message_names_what_to_try():
+    problem = lagging(1e-3)
+    with pytest.warns(bx.AccuracyWarning) as caught:
+        bx.minimize(
+            problem, jnp.zeros(2), jnp.zeros((2, 2)), solver=bx.SOBA(upper_step=0.1), steps=500, progress=None
+        )
+    assert "blocks_per_step" in str(caught[0].message)
+    assert "batch_size" in str(caught[0].message)
+
+
+def test_a_block_that_cannot_be_solved_is_said_to_be_unverified():
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: jnp.sum(y**2),
+        lower=lambda x, y, block, batch: -jnp.sum((y - x) ** 2),  # has no minimum
+        blocks=2,
+    )
+    state = bx.SOBA(upper_step=0.0, lower_step=1e-6).init(
+        problem, jnp.ones(2), jnp.zeros((2, 2)), key=jax.random.key(0)
+    )
+    assert "could not be verified" in bx.verify(problem, state, jnp.ones(2)).message
+
+
+def test_short_runs_are_not_verified_unless_asked():
+    case = Quadratic(m=4, rows=10, d_y=3, d_x=3)
+
+    def run(steps, verify=None):
+        stop = bx.Stop(verify=verify)
+        return bx.minimize(case.problem, case.x0, case.y0, steps=steps, progress=None, stop=stop).verification
+
+    assert run(10) is None
+    assert run(500, verify=False) is None
+    assert run(500) is not None
+    with pytest.warns(bx.AccuracyWarning):
+        assert run(1, verify=True) is not None
+
+
+def test_levels_with_slots_of_their_own_are_refused():
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: jnp.sum(y) + x @ x,
+        lower=bx.mean(
+            lambda x, block, batch: jnp.sum(x) * jnp.ones(1),
+            slots=lambda block, batch: jnp.zeros(1, jnp.int32),
+            count=3,
+        ),
+        blocks=2,
+    )
+    x0, y0 = jnp.ones(2), jnp.ones(3)
+    result = bx.minimize(problem, x0, y0, steps=600, solver=bx.SONG(0.01), progress=None)
+    assert result.verification is None
+    with pytest.raises(ValueError, match="slots of its own"):
+        bx.verify(problem, result.state, x0)
