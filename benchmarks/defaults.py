@@ -1,15 +1,20 @@
 """How near a run comes to the least F with nothing given, beside the best of a grid of upper steps.
 
-`python -m benchmarks.defaults` runs every case of `benchmarks.defaults_cases` with no hyper-parameter at all;
-`--grid` adds the same method with 15 upper steps, at equal steps. It prints the relative gap
-(F − F_best)/(F_0 − F_best) with F exact; F_best is the least that any run or L-BFGS reached. A gap above one
-is worse than the start.
+`python -m benchmarks.defaults` runs every case of `benchmarks.defaults_cases` with no hyper-parameter at all
+but the sampling of the case; `--methods BSVRBv2 MMBO` runs methods without arguments instead of the default
+one; `--units` multiplies x, y and F by 1e-3 and 1e3; `--grid` adds the method with 15 upper steps, at equal
+steps. It prints the relative gap (F − F_best)/(F_0 − F_best) with F exact; F_best is the least that any run
+or L-BFGS reached. A gap above one is worse than the start. "off" counts the runs whose tracked f is off by
+more than 2% of F, "silent" those of them that did not warn.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import multiprocessing
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +24,7 @@ from jax.flatten_util import ravel_pytree
 from scipy.optimize import minimize as scipy_minimize
 
 import bilevax as bx
-from benchmarks.defaults_cases import CASES, Case
+from benchmarks.defaults_cases import CASES, Case, scaled
 
 GRID = np.geomspace(1e-5, 1e2, 15)
 
@@ -35,21 +40,32 @@ def value(case: Case, x: Any) -> float:
     return found if np.isfinite(found) else np.inf
 
 
-def run(case: Case, solver: bx.AbstractSolver | None, seed: int) -> tuple[float, bool]:
-    """F at the end of a run, and whether the run said that something is wrong."""
-    result = bx.minimize(
-        case.problem,
-        case.x0,
-        case.y0,
-        solver=solver,
-        steps=case.steps,
-        key=jax.random.key(seed),
-        blocks_per_step=case.blocks_per_step,
-        batch_size=case.batch_size,
-        progress=None,
-        stop=bx.Stop(throw=False),
-    )
-    return value(case, result.x), result.outcome is bx.Outcome.DIVERGED
+def run(case: Case, solver: bx.AbstractSolver | None, seed: int, verify: bool = True) -> dict[str, Any]:
+    """How a run ended."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = bx.minimize(
+            case.problem,
+            case.x0,
+            case.y0,
+            solver=solver,
+            steps=case.steps,
+            key=jax.random.key(seed),
+            blocks_per_step=case.blocks_per_step,
+            batch_size=case.batch_size,
+            progress=None,
+            stop=bx.Stop(throw=False, verify=verify, raise_on_interrupt=True),
+        )
+    found, seen = value(case, result.x), result.verification
+    off = seen is not None and abs(seen.tracked - seen.objective) > 0.02 * abs(seen.objective)
+    warned = any(issubclass(one.category, bx.AccuracyWarning) for one in caught)
+    return {
+        "F": found,
+        "diverged": result.outcome is bx.Outcome.DIVERGED,
+        "off": off,
+        "silent": off and not warned,
+        "steps per second": result.steps_per_second,
+    }
 
 
 def lbfgs(case: Case, evaluations: int) -> float:
@@ -72,52 +88,90 @@ def lbfgs(case: Case, evaluations: int) -> float:
     return least[0]
 
 
-def measure(name: str, seeds: int, with_grid: bool) -> dict[str, Any]:
-    """The gaps of one case."""
+def fits(method: str, case: Case) -> bool:
+    """Whether a method takes the levels of a case."""
+    hessians = {level.has_hessian for level in case.problem.levels.values()}
+    if method in ("MSVR", "SONG"):
+        return hessians == {False}
+    return True not in hessians or method != "KSONG" or hessians == {True}
+
+
+def measure(name: str, method: str | None, seeds: int, with_grid: bool, units: dict[str, float]) -> Any:
+    """The gaps of one case; None if the method does not take it."""
     case = CASES[name]()
-    first = value(case, case.x0)
     best = lbfgs(case, 200)
-    defaults = [run(case, None, seed) for seed in range(seeds)]
+    if units:
+        case, best = scaled(case, **units), best * units.get("value", 1.0)
+    make = (lambda: None) if method is None else getattr(bx, method)
+    if method is not None and not fits(method, case):
+        return None
+    first = value(case, case.x0)
+    runs = [run(case, make(), seed) for seed in range(seeds)]
     grid = {}
     if with_grid:
-        grid = {float(step): run(case, bx.BSVRBv2(upper_step=float(step)), 0)[0] for step in GRID}
-    best = min([best, *grid.values(), *(found for found, _ in defaults)])
+        base = bx.BSVRBv2 if method is None else make
+        grid = {float(step): run(case, base(upper_step=float(step)), 0, False)["F"] for step in GRID}
+    best = min([best, *grid.values(), *(one["F"] for one in runs)])
 
     def gap(found: float) -> float:
         return float((found - best) / (first - best))
 
     return {
         "case": name,
+        "method": method,
+        "units": units,
         "F at the start": first,
         "F best": best,
-        "gaps": [gap(found) for found, _ in defaults],
-        "diverged": sum(diverged for _, diverged in defaults),
+        "gaps": [gap(one["F"]) for one in runs],
+        **{what: sum(one[what] for one in runs) for what in ("diverged", "off", "silent")},
         "best of the grid": gap(min(grid.values())) if grid else None,
         "best step": min(grid, key=lambda step: grid[step]) if grid else None,
     }
 
 
+def job(task: tuple[str, str | None, dict[str, float]], seeds: int, with_grid: bool) -> Any:
+    name, method, units = task
+    return measure(name, method, seeds, with_grid, units)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", nargs="*", default=list(CASES), help="parts of the names of cases")
+    parser.add_argument("--methods", nargs="*", default=[None], help="methods; left out, the default one")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--grid", action="store_true", help="run the grid of upper steps as well")
+    parser.add_argument("--units", action="store_true", help="run with x, y and F times 1e-3 and 1e3 as well")
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("results"))
     options = parser.parse_args()
+    names = [name for name in CASES if any(part in name for part in options.cases)]
+    units: list[dict[str, float]] = [{}]
+    if options.units:
+        units += [{what: by} for what in ("x", "y", "value") for by in (1e-3, 1e3)]
+    tasks = [(name, method, unit) for name in names for method in options.methods for unit in units]
     rows = []
-    print("| case | worst gap | median gap | diverged | best of the grid | its step |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    for name in [name for name in CASES if any(part in name for part in options.cases)]:
-        row = measure(name, options.seeds, options.grid)
-        rows.append(row)
-        grid = "" if row["best step"] is None else f"{row['best of the grid']:.4f} | {row['best step']:.0e}"
-        print(
-            f"| {name} | {max(row['gaps']):.4f} | {np.median(row['gaps']):.4f} | {row['diverged']} | "
-            f"{grid or ' | '} |",
-            flush=True,
-        )
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "defaults.json").write_text(json.dumps(rows, indent=1))
+    print(
+        "| case | method | worst gap | median gap | diverged | off | silent | best of the grid | its step |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
+        look = functools.partial(job, seeds=options.seeds, with_grid=options.grid)
+        for row in pool.imap(look, tasks):
+            if row is None:
+                continue
+            rows.append(row)
+            grid = " | "
+            if row["best step"] is not None:
+                grid = f"{row['best of the grid']:.4f} | {row['best step']:.0e}"
+            scaling = "".join(f", {what} × {by:g}" for what, by in row["units"].items())
+            counts = " | ".join(str(row[what]) for what in ("diverged", "off", "silent"))
+            print(
+                f"| {row['case']}{scaling} | {row['method'] or 'default'} | {max(row['gaps']):.4f} | "
+                f"{np.median(row['gaps']):.4f} | {counts} | {grid} |",
+                flush=True,
+            )
+            options.out.mkdir(parents=True, exist_ok=True)
+            (options.out / "defaults.json").write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

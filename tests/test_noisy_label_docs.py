@@ -68,5 +68,5 @@ def test_clean_rows_pass_through_a_pipeline_and_a_grid_search(names):
 def test_the_plain_problem_runs(names):
     scaled = StandardScaler().fit(names["X"])
     names |= {name: scaled.transform(names[name]) for name in ("X", "X_clean", "X_test")}
-    changes = {"30_000": "300", "temperatures=100": "temperatures=20", "upper_step=30.0": "upper_step=1.0"}
+    changes = {"30_000": "300", "temperatures=100": "temperatures=20"}
     run(names, EXAMPLES[3], **changes)
