@@ -274,9 +274,6 @@ PARTS = {
 
 NUMBER = "must be a number or a schedule"
 SOLVERS = {
-    "no upper step": (
-        lambda: bx.BSVRBv2(None), TypeError, "upper_step", "an optax transformation", "got None",
-    ),
     "an upper step of text": (
         lambda: bx.MSVR("0.1"), TypeError, "upper_step", "an optax transformation", "got str",
     ),
