@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -77,7 +78,7 @@ def renew_smoothness(
     name: str,
     point: Point,
     slopes: tuple[PyTree, PyTree],
-    sample: Sample,
+    draw: Callable[[], Sample],
     sampler: Sampler,
     known: Smoothness,
     step: Array,
@@ -92,19 +93,20 @@ def renew_smoothness(
       name: the level.
       point: where the step looked.
       slopes: per visited block ∂ℓ/∂v and ∂ℓ/∂y.
-      sample: the visited blocks and their rows.
+      draw: returns the visited blocks and their rows. They are drawn again: if the program of a step had to
+        keep them for a look that is rarely taken, it could not merge drawing them with using them.
       sampler: the plan of sampling.
       known: the estimate so far.
       step: t.
     """
 
     def compute() -> Array:
-        look = functools.partial(_largest_curvature, name, _RENEWAL_PASSES)
+        sample, look = draw(), functools.partial(_largest_curvature, name, _RENEWAL_PASSES)
         keys = jnp.broadcast_to(jax.random.key(0), sample.blocks.shape)
         found = jnp.max(each_block(problem, point.x, sample, look, point.y[name], keys))
         return jnp.maximum(sampler.largest(found).astype(known.value.dtype), _FORGOTTEN * known.value)
 
-    share = norm(slopes) / sample.blocks.shape[0] ** 0.5
+    share = norm(slopes) / jax.tree.leaves(slopes)[0].shape[0] ** 0.5
     gradient = sampler.root_mean_square(share).astype(known.gradient.dtype)
     growing = (gradient > _GROWN * known.gradient) & (known.gradient > 0)
     value = run_if((step % _RENEWAL == 0) | growing, compute, known.value)

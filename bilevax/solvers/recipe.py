@@ -162,14 +162,12 @@ class Recipe(AbstractSolver):
             optimizer=optimizer,
             levels=levels,
             clocks=clocks,
-            smoothness=self._renewed_smoothness(problem, state, sample, look),
+            smoothness=self._renewed_smoothness(problem, state, look),
             store=look.store,
         )
         return moved, _info(state.sampler, objective, z, visits, sum(repaired))
 
-    def _renewed_smoothness(
-        self, problem: Problem, state: State, sample: Sample, look: Look
-    ) -> dict[str, Smoothness]:
+    def _renewed_smoothness(self, problem: Problem, state: State, look: Look) -> dict[str, Smoothness]:
         point, seen = look.points[0], look.gradients[0]
         return {
             name: renew_smoothness(
@@ -177,7 +175,7 @@ class Recipe(AbstractSolver):
                 name,
                 point,
                 (seen.v[name], seen.y[name]),
-                sample,
+                functools.partial(self.draw, problem, state),
                 state.sampler,
                 known,
                 state.step,
