@@ -173,3 +173,29 @@ def test_the_default_solver_fits_the_size_of_the_lower_problems():
     for size, tracks_hessians in ((4, True), (100, False)):
         result = bx.minimize(wide, jnp.zeros(size), jnp.zeros((2, size)), steps=1, progress=None)
         assert (result.state.levels["lower"].hessian is not None) == tracks_hessians
+
+
+def test_lower_problems_whose_curvature_jumps_are_solved():
+    """A Huber loss is flat far from its minimum: Newton steps that forget what they saw overshoot."""
+    random = np.random.default_rng(5)
+    true, sizes = random.normal(size=(60, 5)), random.integers(10, 40, 60)
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    rows = 50 * random.normal(size=(offsets[-1], 5))
+    targets = np.sum(rows * np.repeat(true, sizes, axis=0), 1) + 20 * random.standard_t(2, size=offsets[-1])
+    data = bx.PerBlock({"row": rows.astype(np.float32), "y": targets.astype(np.float32)}, offsets)
+
+    def loss(y, batch):
+        error = jnp.abs(batch["row"] @ y - batch["y"])
+        return jnp.mean(jnp.where(error < 30, error**2 / 2, 30 * error - 450))
+
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: loss(y, batch),
+        lower=lambda x, y, block, batch: loss(y, batch) + jnp.exp(x["log"]) @ (y - x["centre"]) ** 2,
+        blocks=60,
+        upper_data=data,
+        lower_data=data,
+    )
+    x0 = {"log": jnp.full(5, 5.0), "centre": jnp.zeros(5)}
+    result = bx.minimize(problem, x0, jnp.zeros((60, 5)), steps=2000, progress=None)
+    assert result.verification.message == ""
+    assert result.verification.y_error < 1e-2

@@ -17,7 +17,6 @@ from bilevax._step.visit import Rates
 from bilevax.solvers.recipe import Recipe
 from bilevax.solvers.upper import UpperStep
 
-_EXACT = 0.7
 _FIRST, _DECAY = 0.3, 3.0  # the weight of a new batch: at most the first, then the second over √visits
 
 
@@ -40,7 +39,7 @@ class BlockNewton(Recipe):
     Args:
       upper_step: η: a float, a schedule of the step number, or an optax transformation of z; left out,
         `automatic_step()`.
-      alpha: c, the weight of a new batch in (0, 1]; left out, min(0.3, 3/√visits), and 0.7 if a
+      alpha: c, the weight of a new batch in (0, 1]; left out, min(0.3, 3/√visits), or 0.3 if a
         step sees all rows.
       beta: β in (0, 1].
 
@@ -64,7 +63,7 @@ class BlockNewton(Recipe):
         """The weight of a new batch; a restart halves it."""
         visits = state.step * state.sampler.chance(problem, name, touched)
         noisy = state.sampler.batch_size is not None
-        left_out = jnp.minimum(_FIRST, _DECAY / jnp.sqrt(1.0 + visits)) if noisy else _EXACT
+        left_out = jnp.minimum(_FIRST, _DECAY / jnp.sqrt(1.0 + visits)) if noisy else _FIRST
         weight: Any = first(evaluate(self.alpha, state.step, name), left_out)
         alpha = weight * 0.5**stage
         return Rates(alpha, None, alpha, None, None, None, None, None)
