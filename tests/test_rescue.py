@@ -183,7 +183,13 @@ def test_a_directory_lost_while_a_write_is_pending_is_a_checkpoint_error(way, tm
     monkeypatch.undo()
     for place in (folder, tmp_path / "moved"):
         if place.exists() and saved_steps(place):
-            same_bits(run(steps=60), run(steps=60, checkpoint=place, resume=True))
+            try:
+                resumed = run(steps=60, checkpoint=place, resume=True)
+            except bx.CheckpointError as error:
+                # What the writer had not yet written when the folder was removed is all that is left of it.
+                assert way == "removed" and "damaged: steps [40]" in str(error)
+            else:
+                same_bits(run(steps=60), resumed)
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EACCES, errno.EMFILE, errno.ESTALE])
