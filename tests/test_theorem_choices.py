@@ -51,7 +51,7 @@ def test_an_eager_projection_projects_in_every_missed_step():
         clock = clock.advance(jnp.asarray(step))
     behind = jnp.asarray([step * (8 - one) for one in missed], jnp.float32)
     moving = Moving(jnp.asarray(value), jnp.asarray(slope), CompensatedSum(behind, jnp.zeros(3)))
-    rates = Rates(*[None] * 5, inverse_step=step, radius=radius, floor=None)
+    rates = Rates(*[None] * 5, step, radius, *[None] * 3)
     visit = Visit(Memory(y=moving, v=moving), Clocks(clock, clock), rates, jnp.asarray(8), "y", True, True, 1)
     now, before = EagerSolve().directions(visit, [])
     for block, count in enumerate(missed):

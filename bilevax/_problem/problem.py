@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -180,14 +180,22 @@ class Problem(eqx.Module):
 
     def without_centres(self) -> Problem:
         """The same problem, with y itself stored."""
-        centred = [name for name, level in self.levels.items() if level.centre is not None]
-        if not centred:
+        return self.with_centres(())
+
+    def with_centres(self, centres: Iterable[tuple[str, Callable[[PyTree], PyTree]]]) -> Problem:
+        """The same problem, with y stored as offsets from a(x) for these levels and no others."""
+        wanted = dict(centres)
+        changed = {
+            name: dataclasses.replace(level, around=wanted.get(name))
+            for name, level in self.levels.items()
+            if level.centre is not wanted.get(name)
+        }
+        if not changed:
             return self
-        plain = {name: dataclasses.replace(self.levels[name], around=None) for name in centred}
         out = object.__new__(Problem)
         for field in dataclasses.fields(self):
             object.__setattr__(out, field.name, getattr(self, field.name))
-        object.__setattr__(out, "levels", self.levels | plain)
+        object.__setattr__(out, "levels", self.levels | changed)
         return out
 
     @property

@@ -15,6 +15,7 @@ from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import Sampler
 from bilevax._run.sharding import Shards
 from bilevax._step.clocks import CompensatedSum
+from bilevax._step.smoothness import unscaled
 from bilevax._step.state import State
 from bilevax._util.trees import PyTree, all_finite, norm
 from bilevax.solvers.base import AbstractSolver
@@ -115,11 +116,15 @@ def sizes(state: State) -> Sizes:
 def _root_mean_square(state: State, letter: str) -> Array:
     """Of a tracked slope, over all slots of all levels that have it."""
     total, slots = jnp.zeros(()), 0
-    for memory in state.levels.values():
+    for name, memory in state.levels.items():
         squares = dict(memory.squares.parts())
-        if letter in squares:
-            total += sum(jnp.sum(leaf) for leaf in jax.tree.leaves(squares[letter]))
-            slots += memory.slots
+        if letter not in squares:
+            continue
+        known = state.smoothness.get(name)
+        if known is not None and (letter == "s" or known.inverse):
+            squares[letter] = unscaled(squares[letter], jax.tree.map(jnp.square, known.scales))
+        total += sum(jnp.sum(leaf) for leaf in jax.tree.leaves(squares[letter]))
+        slots += memory.slots
     return jnp.sqrt(total / max(slots, 1))
 
 

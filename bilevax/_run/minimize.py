@@ -34,6 +34,7 @@ from bilevax._util import checks
 from bilevax._util.trees import PyTree
 from bilevax.solvers.base import AbstractSolver
 from bilevax.solvers.default import chosen_solver
+from bilevax.solvers.offsets import with_offsets
 
 _VERIFIED = 500  # steps of a run that is verified unasked
 
@@ -302,7 +303,9 @@ def _start(
 ) -> tuple[AbstractSolver, Problem, State]:
     """The solver and the problem as a compiled chunk takes them, and the state before the first step."""
     check_row_means(problem, x0, y0)
-    if shards is not None:
+    if shards is None:
+        problem = with_offsets(problem, solver, x0, y0, sampler)
+    else:
         shards.check(solver, problem, x0, y0, sampler)
         problem = shards.place(shards.spread(problem))
         x0, y0, sampler = shards.place_start(x0, y0, sampler)

@@ -20,6 +20,7 @@ from bilevax._util.trees import PyTree
 _BLOCKS = 8
 _ENTRIES = 2**22  # of the rows of all blocks that are solved
 _OFF = 0.02  # of F, by which the tracked f may differ from it
+_SMALL = 0.001  # of the decrease of F: less is of no interest, where F is nearly zero
 _LEFT = 0.005  # of F, by which a further Newton step may change it
 
 
@@ -146,7 +147,7 @@ def _message(found: Verification, left: float, noise: float) -> str:
             "upper_step, such as automatic_step(speed=0.3)"
         )
     off = found.tracked - found.objective
-    if abs(off) > _OFF * abs(found.objective) and abs(off) > 0.1 * abs(worse):
+    if abs(off) > _OFF * abs(found.objective) and abs(off) > _SMALL * abs(worse):
         return (
             f"the objective in the history is not F: {of}, F is {found.objective:.4g}, but f is "
             f"{found.tracked:.4g} with the lower variables of the run, which are off by "

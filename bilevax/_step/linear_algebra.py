@@ -94,7 +94,7 @@ def one_by_one(function: Any) -> Any:
     return jax.custom_batching.sequential_vmap(function) if jax.default_backend() == "cpu" else function
 
 
-def run_if(condition: Array, compute: Any, otherwise: Array) -> Array:
+def run_if(condition: Array, compute: Any, otherwise: Any) -> Any:
     """compute() if the condition holds. A loop of at most one pass: unlike a cond, skipped under vmap too."""
     return jax.lax.while_loop(
         lambda carry: carry[0], lambda carry: (jnp.zeros((), bool), compute()), (condition, otherwise)

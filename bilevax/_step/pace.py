@@ -9,9 +9,13 @@ where n averages m² over about the last third of the steps, entry by entry, so 
 about the same speed. At the end of each window of steps, the sum D of its directions d is compared with that
 of the window before:
 
-- if x went on in the same direction (their cosine is large), r grows;
+- if x went on in the same direction (their cosine is large), and f still falls along the displacement of the
+  window before by more than its noise, r grows;
 - if x turned back (their cosine is negative), or f rose by more than its noise, r shrinks;
 - in between, noise decides where x goes: r stays, and the steps shrink as 1/√t, which averages noise out.
+
+The noise is that of the newest batches, z_t − (1−β) z_{t−1} over β, where β is their weight in z: z itself
+remembers its noise from step to step, and noise alone would then look like a direction.
 
 Nothing in this depends on the units of x or of F.
 
@@ -42,6 +46,7 @@ _SHARE = 0.1  # of all steps so far, in a window
 _WAIT = 2  # windows
 _GROW, _SHRINK = 1.6, 0.5
 _SAME, _BACK = 0.5, -0.1  # cosines
+_SURE = 2.0  # standard errors of the slopes of f
 _RISE = 2.0  # standard errors of f
 
 
@@ -58,6 +63,9 @@ class Pace(NamedTuple):
       values: of f in this window: how many, their mean, and the sum of their squared deviations from it.
       values_before: those of the window before.
       end: the step at which this window ends.
+      slopes: those of f on the newest batches, along the displacement of the window before: how many in this
+        window (−1: none yet), their mean, and the sum of their squared deviations from it.
+      slope: that of z, at the latest step.
     """
 
     count: Array
@@ -69,6 +77,8 @@ class Pace(NamedTuple):
     values: Array
     values_before: Array
     end: Array
+    slopes: Array
+    slope: Array
 
 
 def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
@@ -82,8 +92,8 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
 
     Returns:
       A transformation of z. As an optax transformation it can be part of a chain, or of `averaged`. Its
-      update takes two more arguments, which solvers pass: `value`, the mean of f over the batch, and
-      `chance`, the probability that a step visits a block.
+      update takes three more arguments, which solvers pass: `value`, the mean of f over the batch, `chance`,
+      the probability that a step visits a block, and `weight`, that of a new batch in z.
 
     Example:
       >>> import bilevax as bx
@@ -95,7 +105,7 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
         zeros = jax.tree.map(lambda a: jnp.zeros_like(_wide(a)), params)
         dtype = jnp.result_type(*jax.tree.leaves(zeros))
         zero, none, start = jnp.zeros((), dtype), jnp.zeros(3, dtype), jnp.zeros((), jnp.int32)
-        return Pace(start, zeros, zeros, zero, zeros, zeros, none, none, start)
+        return Pace(start, zeros, zeros, zero, zeros, zeros, none, none, start, none, zero)
 
     def update(
         updates: PyTree,
@@ -104,6 +114,7 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
         *,
         value: Array | float = 1.0,
         chance: float = 1.0,
+        weight: Array | float = 1.0,
         **others: Any,
     ) -> tuple[PyTree, Pace]:
         dtype = state.scale.dtype
@@ -123,6 +134,10 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
         size = speed * scale / jnp.sqrt(count + _EARLY)
         moves = jax.tree.map(lambda d, z: (-size * d).astype(z.dtype), direction, updates)
 
+        along = _inner(jax.tree.map(_wide, updates), state.covered_before)
+        fresh = state.slope + (along - state.slope) / weight
+        begins = state.slopes[0] < 0  # the slope before was along another displacement
+        slopes = jnp.where(begins, 0, _with(state.slopes, fresh))
         length = jnp.maximum(shortest, _SHARE * count).astype(jnp.int32)
         return moves, Pace(
             state.count + 1,
@@ -134,6 +149,8 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
             _with(jnp.where(ended, 0, state.values), jnp.asarray(value, dtype)),
             jnp.where(ended, state.values, state.values_before),
             jnp.where(ended, state.count + length, state.end),
+            jnp.where(ended, jnp.asarray([-1, 0, 0], dtype), slopes),
+            along,
         )
 
     return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
@@ -147,7 +164,10 @@ def _change(state: Pace) -> Array:
     (many, mean, spread), (many_before, mean_before, spread_before) = state.values, state.values_before
     variance = spread / jnp.maximum(many, 1) ** 2 + spread_before / jnp.maximum(many_before, 1) ** 2
     rising = (many_before > 0) & (mean - mean_before > _RISE * jnp.sqrt(variance))
-    return jnp.where(rising | (cosine < _BACK), _SHRINK, jnp.where(cosine > _SAME, _GROW, 1.0))
+    many, mean, spread = state.slopes
+    downhill = mean * many > _SURE * jnp.sqrt(spread)
+    onward = (cosine > _SAME) & downhill
+    return jnp.where(rising | (cosine < _BACK), _SHRINK, jnp.where(onward, _GROW, 1.0))
 
 
 def _with(values: Array, value: Array) -> Array:

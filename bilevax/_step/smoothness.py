@@ -1,8 +1,15 @@
-"""Estimates of L_g and λ, the extreme curvatures of the lower problems, where a user leaves them out."""
+r"""The curvature of the lower problems, where a user leaves their steps out.
+
+y and v descend along P ∇_y g and P (∇²_yy g v − ∇_y f), where P = 1/D is diagonal and D is the diagonal of
+∇²_yy g, averaged over blocks. So the entries of y may have different units. The step is 2/(3 L), where L is
+the largest eigenvalue of D^{-1/2} ∇²_yy g D^{-1/2} in any block, so that ∇²_yy g ≤ L D.
+
+Both are estimated from products with ∇²_yy g: D from r ∘ (∇²_yy g r), which has the diagonal as its mean if
+the entries of r are random signs; L by a power iteration.
+"""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,59 +25,68 @@ from bilevax._problem.view import BlockView, each_block
 from bilevax._step.lagrangian import Point, hessians
 from bilevax._step.linear_algebra import one_by_one, run_if
 from bilevax._step.slots import gather
-from bilevax._util.trees import norm
+from bilevax._util.trees import norm, result_dtype
 
 PyTree = Any
 
 _BLOCKS = 64
-_PASSES = 20
+_PROBES, _PASSES = 8, 20
 _RENEWAL = 32  # steps between two looks at the curvature
-_RENEWAL_PASSES = 4
-_FORGOTTEN = 0.9  # the factor by which an estimate falls at most, from look to look
+_RENEWAL_PROBES, _RENEWAL_PASSES = 2, 4
+_NEW = 0.2  # the weight of a look in D
+_FORGOTTEN = 0.9  # the factor by which L falls at most, from look to look
+_SHARE = 0.05  # the least entry of D, as a share of the size of its row
+_LEAST = 1e-6  # the least entry of D, as a share of the largest
 _GROWN = 4.0  # the growth of the slopes beside their recent average that asks for a look
 _RECENT = 0.1  # the weight of a step in that average
 
 
 class Smoothness(eqx.Module):
-    """An estimate of L_g, and what shows when it is no longer right.
+    """An estimate of the curvature of a level, and what shows when it is no longer right.
 
     Attributes:
-      value: the estimate.
+      value: L.
+      scales: P, one slot's.
       gradient: the root mean square of ‖(∂ℓ/∂v, ∂ℓ/∂y)‖ over the visited blocks, averaged over the latest
         steps; 0 before the first.
+      inverse: whether v moves with P, too; not if the user gave a step for it.
     """
 
     value: Array
+    scales: PyTree
     gradient: Array
+    inverse: bool = eqx.field(static=True, default=True)
+
+    @property
+    def bound(self) -> Array:
+        """L max D, which no curvature of g in y exceeds."""
+        least = jnp.min(jnp.stack([jnp.min(leaf) for leaf in jax.tree.leaves(self.scales)]))
+        return self.value / least
 
 
 def estimate_smoothness(
-    problem: Problem, x: PyTree, y: dict[str, PyTree], sampler: Sampler
-) -> dict[str, Array]:
-    """The largest curvature of each argmin level, by power iteration over sampled blocks.
+    problem: Problem, name: str, x: PyTree, y: dict[str, PyTree], sampler: Sampler, inverse: bool = True
+) -> Smoothness:
+    """The curvature of an argmin level, over sampled blocks.
 
     Args:
       problem: the problem.
+      name: the level.
       x: where to look.
       y: per level the slots' variables, where to look.
       sampler: its batch size is used: steps must be stable on what they see.
-
-    Returns:
-      L_g by level; mean levels, whose Hessian is the identity, are left out.
+      inverse: whether v is to move with P, too.
     """
     sample = _probe(problem, sampler)
-    # Not the run's own key: a run over all blocks and all rows must not depend on it.
-    here = sample.blocks.shape[0]
-    first = 0 if sampler.axis is None else jax.lax.axis_index(sampler.axis) * here
-    keys = jax.random.split(jax.random.key(0), here * sampler.devices)[first + jnp.arange(here)]
-    out = {}
-    for name, level in problem.levels.items():
-        if level.has_hessian:
-            rows = gather(y[name], sample.slots[name])
-            look = functools.partial(_largest_curvature, name, _PASSES)
-            worst = sampler.largest(jnp.max(each_block(problem, x, sample, look, rows, keys)))
-            out[name] = jnp.where(worst > 0, worst, 1)
-    return out
+    rows = gather(y[name], sample.slots[name])
+    keys = _keys(jax.random.key(0), sample, sampler)
+    axes = sample.slots[name].ndim
+    one = jax.tree.map(lambda a: jnp.ones(a.shape[axes:], result_dtype(y[name])), rows)
+    diagonal = _diagonal(problem, name, x, rows, sample, sampler, keys, _PROBES, one)
+    scales = jax.tree.map(lambda d: 1 / d, diagonal)
+    largest = _largest_curvature(problem, name, x, rows, sample, sampler, keys, _PASSES, scales)
+    value = jnp.where(largest > 0, largest, 1)
+    return Smoothness(value, scales, jnp.zeros_like(value), inverse)
 
 
 def renew_smoothness(
@@ -83,10 +99,10 @@ def renew_smoothness(
     known: Smoothness,
     step: Array,
 ) -> Smoothness:
-    """The estimate of L_g after a step: the visited blocks are looked at again every few steps.
+    """The estimate after a step: the visited blocks are looked at again every few steps.
 
     x changes the curvature of the lower problems. If steps have become too long for it, the slopes grow from
-    step to step: then the blocks are looked at immediately. The estimate rises at once, and falls slowly.
+    step to step: then the blocks are looked at immediately. L rises at once, and falls slowly.
 
     Args:
       problem: the problem.
@@ -100,38 +116,118 @@ def renew_smoothness(
       step: t.
     """
 
-    def compute() -> Array:
-        sample, look = draw(), functools.partial(_largest_curvature, name, _RENEWAL_PASSES)
-        keys = jnp.broadcast_to(jax.random.key(0), sample.blocks.shape)
-        found = jnp.max(each_block(problem, point.x, sample, look, point.y[name], keys))
-        return jnp.maximum(sampler.largest(found).astype(known.value.dtype), _FORGOTTEN * known.value)
+    def compute() -> tuple[Array, PyTree]:
+        sample, rows = draw(), point.y[name]
+        # Not the run's own key: a run over all blocks and all rows must not depend on it.
+        keys = _keys(jax.random.fold_in(jax.random.key(0), step), sample, sampler)
+        look = (problem, name, point.x, rows, sample, sampler, keys)
+        before = jax.tree.map(lambda scale: 1 / scale, known.scales)
+        found = _diagonal(*look, _RENEWAL_PROBES, before)
+        diagonal = jax.tree.map(lambda old, new: old + _NEW * (new - old), before, found)
+        scales = jax.tree.map(lambda d, like: (1 / d).astype(like.dtype), diagonal, known.scales)
+        largest = _largest_curvature(*look, _RENEWAL_PASSES, scales).astype(known.value.dtype)
+        return jnp.maximum(largest, _FORGOTTEN * known.value), scales
 
     share = norm(slopes) / jax.tree.leaves(slopes)[0].shape[0] ** 0.5
     gradient = sampler.root_mean_square(share).astype(known.gradient.dtype)
     growing = (gradient > _GROWN * known.gradient) & (known.gradient > 0)
-    value = run_if((step % _RENEWAL == 0) | growing, compute, known.value)
-    return Smoothness(value, known.gradient + _RECENT * (gradient - known.gradient))
+    value, scales = run_if((step % _RENEWAL == 0) | growing, compute, (known.value, known.scales))
+    recent = known.gradient + _RECENT * (gradient - known.gradient)
+    return Smoothness(value, scales, recent, known.inverse)
 
 
-def _largest_curvature(name: str, passes: int, view: BlockView, y: PyTree, key: Array) -> Array:
-    """The largest eigenvalue, by size, of one block's ∇²_yy g: a power iteration.
+def _keys(key: Array, sample: Sample, sampler: Sampler) -> Array:
+    """A key per sampled block, the same on any number of devices."""
+    here = sample.blocks.shape[0]
+    first = 0 if sampler.axis is None else jax.lax.axis_index(sampler.axis) * here
+    return jax.random.split(key, here * sampler.devices)[first + jnp.arange(here)]
 
-    Few passes give too little, but a step of 2/(3 L_g) is stable with a third of the true L_g.
+
+def _diagonal(
+    problem: Problem,
+    name: str,
+    x: PyTree,
+    y: PyTree,
+    sample: Sample,
+    sampler: Sampler,
+    keys: Array,
+    probes: int,
+    otherwise: PyTree,
+) -> PyTree:
+    """D of one slot, over sampled blocks; `otherwise` where there is no curvature at all."""
+
+    def one(view: BlockView, y: PyTree, key: Array) -> tuple[PyTree, PyTree]:
+        def probe(key: Array) -> PyTree:
+            signs = random_like(key, y, jax.random.rademacher)
+            return jax.tree.map(jnp.multiply, signs, _product(view, name, y, signs))
+
+        found = jax.lax.map(probe, jax.random.split(key, probes))
+        return jax.tree.map(lambda a: jnp.mean(a, 0), (found, jax.tree.map(jnp.square, found)))
+
+    axes = tuple(range(sample.slots[name].ndim))
+    means = each_block(problem, x, sample, one, y, keys)
+    means = jax.tree.map(lambda a: jnp.mean(a, axes, dtype=jnp.promote_types(a.dtype, jnp.float32)), means)
+    diagonal, squares = sampler.mean(means)
+    diagonal = jax.tree.map(lambda d, s: jnp.maximum(d, _SHARE * jnp.sqrt(s)), diagonal, squares)
+    most = jnp.max(jnp.stack([jnp.max(leaf) for leaf in jax.tree.leaves(diagonal)]))
+    return jax.tree.map(
+        lambda d, old: jnp.where(most > 0, jnp.maximum(d, _LEAST * most), old), diagonal, otherwise
+    )
+
+
+def _largest_curvature(
+    problem: Problem,
+    name: str,
+    x: PyTree,
+    y: PyTree,
+    sample: Sample,
+    sampler: Sampler,
+    keys: Array,
+    passes: int,
+    scales: PyTree,
+) -> Array:
+    """The largest eigenvalue, by size, of P ∇²_yy g in any of the sampled blocks: a power iteration.
+
+    Few passes give too little, but a step of 2/(3 L) is stable with a third of the true L.
     """
-    gradient = jax.grad(lambda y: view.g(name, y))
 
-    def iterate(_: Any, carry: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
-        v, _size = carry
-        image = jax.jvp(gradient, (y,), (v,))[1]
-        size = norm(image)
-        return jax.tree.map(lambda a: a / jnp.where(size > 0, size, 1).astype(a.dtype), image), size
+    def one(view: BlockView, y: PyTree, key: Array) -> Array:
+        def iterate(_: Any, carry: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
+            v, _size = carry
+            image = scaled(_product(view, name, y, v), scales)
+            size = norm(image)
+            return jax.tree.map(lambda a: a / jnp.where(size > 0, size, 1).astype(a.dtype), image), size
 
-    leaves, structure = jax.tree.flatten(y)
+        start = random_like(key, y)
+        start = jax.tree.map(lambda a: a / norm(start).astype(a.dtype), start)
+        return jax.lax.fori_loop(0, passes, iterate, (start, jnp.zeros((), norm(start).dtype)))[1]
+
+    return sampler.largest(jnp.max(each_block(problem, x, sample, one, y, keys)))
+
+
+def scaled(tree: PyTree, scales: PyTree) -> PyTree:
+    """Every slot's entries multiplied by one slot's scales; None stands for ones."""
+    if scales is None:
+        return tree
+    return jax.tree.map(lambda a, scale: a * scale.astype(a.dtype), tree, scales)
+
+
+def unscaled(tree: PyTree, scales: PyTree) -> PyTree:
+    """The inverse of `scaled`."""
+    return tree if scales is None else scaled(tree, jax.tree.map(lambda scale: 1 / scale, scales))
+
+
+def _product(view: BlockView, name: str, y: PyTree, v: PyTree) -> PyTree:
+    """∇²_yy g v of one block."""
+    return jax.jvp(jax.grad(lambda y: view.g(name, y)), (y,), (v,))[1]
+
+
+def random_like(key: Array, like: PyTree, draw: Any = jax.random.normal) -> PyTree:
+    """A tree of random entries of the same shapes."""
+    leaves, structure = jax.tree.flatten(like)
     parts = jax.random.split(key, len(leaves))
-    start = [jax.random.normal(k, a.shape, a.dtype) for k, a in zip(parts, leaves, strict=True)]
-    start = jax.tree.unflatten(structure, start)
-    start = jax.tree.map(lambda a: a / norm(start).astype(a.dtype), start)
-    return jax.lax.fori_loop(0, passes, iterate, (start, jnp.zeros((), norm(start).dtype)))[1]
+    drawn = [draw(part, leaf.shape, leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
+    return jax.tree.unflatten(structure, drawn)
 
 
 def estimate_floor(

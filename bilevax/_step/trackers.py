@@ -30,6 +30,7 @@ from bilevax._step.lagrangian import Gradients, Point, hessians
 from bilevax._step.linear_algebra import flatten_slots, raise_eigenvalues, run_if, solve, unflatten_slots
 from bilevax._step.oracles import Oracles
 from bilevax._step.slots import Memory, Moving, project_ball
+from bilevax._step.smoothness import scaled
 from bilevax._step.visit import Look, Visit
 from bilevax._util.trees import PyTree, result_dtype, where_slot, zeros_like
 
@@ -138,13 +139,16 @@ class Descent(Tracker):
 
     def refresh_y(self, visit: Visit, look: Look) -> Moving:
         """y and s after this step."""
-        rates, samples = visit.rates, [self.lower_gradient(one, visit) for one in look.gradients]
+        rates, samples = visit.rates, [self._scaled_lower(one, visit) for one in look.gradients]
         s = track(visit.rows.y.slope, samples, rates.alpha, rates.gamma)
         return visit.move(look.points[0].y[visit.name], s, visit.clocks.y, rates.lower_step)
 
+    def _scaled_lower(self, seen: Gradients, visit: Visit) -> PyTree:
+        return scaled(self.lower_gradient(seen, visit), visit.rates.lower_scales)
+
     def first_y(self, visit: Visit, look: Look) -> Moving:
         """y where it starts, and s from the first sample."""
-        slope = self.lower_gradient(look.gradients[0], visit)
+        slope = self._scaled_lower(look.gradients[0], visit)
         return Moving(look.points[0].y[visit.name], slope, visit.rows.y.stamp)
 
 
@@ -166,9 +170,12 @@ class TrackedSolve(Descent):
         """The sample of the gradient that v descends along: −∂ℓ/∂y."""
         return _minus(seen.y[visit.name])
 
+    def _scaled_solve(self, seen: Gradients, visit: Visit) -> PyTree:
+        return scaled(self.solve_gradient(seen, visit), visit.rates.inverse_scales)
+
     def first(self, visit: Visit, look: Look) -> Memory:
         assert visit.rows.v is not None
-        u = self.solve_gradient(look.gradients[0], visit)
+        u = self._scaled_solve(look.gradients[0], visit)
         v = Moving(visit.rows.v.value, u, visit.rows.v.stamp)
         return Memory(y=self.first_y(visit, look), v=v, visit=visit.rows.visit)
 
@@ -180,7 +187,7 @@ class TrackedSolve(Descent):
     def refresh(self, visit: Visit, look: Look) -> tuple[Memory, Array]:
         rows, rates = visit.rows, visit.rates
         assert rows.v is not None
-        samples = [self.solve_gradient(one, visit) for one in look.gradients]
+        samples = [self._scaled_solve(one, visit) for one in look.gradients]
         u = track(rows.v.slope, samples, rates.alpha_bar, rates.gamma_bar)
         moved = visit.move(look.v[0][visit.name], u, visit.clocks.v, rates.inverse_step)
         if not visit.lazy:

@@ -28,6 +28,8 @@ class Rates(eqx.Module):
     inverse_step: Any
     radius: Any
     floor: Any
+    lower_scales: Any
+    inverse_scales: Any
 
 
 class Visit(eqx.Module):

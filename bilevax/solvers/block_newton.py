@@ -66,4 +66,4 @@ class BlockNewton(Recipe):
         left_out = jnp.minimum(_FIRST, _DECAY / jnp.sqrt(1.0 + visits)) if noisy else _FIRST
         weight: Any = first(evaluate(self.alpha, state.step, name), left_out)
         alpha = weight * 0.5**stage
-        return Rates(alpha, None, alpha, None, None, None, None, None)
+        return Rates(alpha, None, alpha, *[None] * 7)

@@ -26,7 +26,7 @@ from bilevax._step.lagrangian import Point, gradients, lagrangian, upper_gradien
 from bilevax._step.oracles import Oracles, count_pass, count_steps
 from bilevax._step.ordering import after
 from bilevax._step.slots import Moving
-from bilevax._step.smoothness import Smoothness, renew_smoothness
+from bilevax._step.smoothness import Smoothness, renew_smoothness, unscaled
 from bilevax._step.state import Info, State
 from bilevax._step.trackers import Identity, Tracker
 from bilevax._step.visit import Look, Rates, Visit
@@ -128,6 +128,7 @@ class Recipe(AbstractSolver):
 
     def step(self, problem: Problem, state: State, stage: Array | int = 0) -> tuple[State, Info]:
         """Takes one step; see `AbstractSolver.step`."""
+        problem = problem.with_centres(state.centres)
         sample = self.draw(problem, state)
         visits = self.visits(problem, state, sample, stage)
         look = self.look(problem, state, sample, visits)
@@ -152,7 +153,7 @@ class Recipe(AbstractSolver):
         objective = jnp.where(bad_slots(problem, sample), jnp.nan, seen[0].objective)  # ends the run
         z, objective = state.sampler.mean((z, objective))
         chance = min(state.sampler.chance(problem, n, slots.size) for n, slots in sample.slots.items())
-        x, optimizer, back = upper_move(self.upper_step, state, z, stage, objective, chance)
+        x, optimizer, back = upper_move(self.upper_step, state, z, stage, objective, chance, beta)
         moved = dataclasses.replace(
             state,
             step=state.step + 1,
@@ -271,14 +272,17 @@ class Recipe(AbstractSolver):
             gamma = first(gamma, jnp.minimum(msvr_gamma(alpha, chance), MOST_GAMMA))
         lower_step: Any = given.get("lower_step")
         inverse_step: Any = given.get("inverse_step")
+        lower_scales = inverse_scales = None
         if name in state.smoothness:
-            safe = 2 / (3 * state.smoothness[name].value) * (chance if self.lazy else 1.0)
-            lower_step = first(lower_step, safe)
+            known = state.smoothness[name]
+            lower_step = 2 / (3 * known.value) * (chance if self.lazy else 1.0)
+            lower_scales, inverse_scales = known.scales, known.scales if known.inverse else None
         if problem.levels[name].has_hessian:
             lower_step, inverse_step = lower_step * shrunk, first(inverse_step, lower_step) * shrunk
         floor = first(given.get("floor"), state.floors.get(name))
         radius = given.get("radius")
-        return Rates(alpha, gamma, alpha_bar, gamma_bar, lower_step, inverse_step, radius, floor)
+        steps = (lower_step, inverse_step, radius, floor, lower_scales, inverse_scales)
+        return Rates(alpha, gamma, alpha_bar, gamma_bar, *steps)
 
     def first_rows(self, sampler: Sampler) -> int | None:
         """The rows per block of the first pass: None for all of them, 0 for no pass."""
@@ -286,8 +290,11 @@ class Recipe(AbstractSolver):
 
     def missing(self, name: str, tracker: Tracker) -> set[str]:
         """Which of the coefficients that a level needs were left out, and must be estimated."""
-        start = jnp.zeros((), jnp.int32)
-        return {one for one in tracker.coefficients if evaluate(self.option(one), start, name) is None}
+        return {one for one in tracker.coefficients if self.leaves_out(one, name)}
+
+    def leaves_out(self, coefficient: str, name: str) -> bool:
+        """Whether the user gave no value of a coefficient for a level."""
+        return evaluate(self.option(coefficient), jnp.zeros((), jnp.int32), name) is None
 
     def oracles(self, problem: Problem) -> Oracles:
         """The oracle calls of one visited block at one point."""
@@ -337,8 +344,14 @@ def _tick(visit: Visit) -> Clocks:
 
 def _info(sampler: Sampler, objective: Array, z: PyTree, visits: dict[str, Visit], decomposed: Any) -> Info:
     seen = list(visits.values())
-    slopes = [(v.rows.y.slope, v.slot_axes) for v in seen if isinstance(v.rows.y, Moving)]
-    inverse = [(v.rows.v.slope, v.slot_axes) for v in seen if v.rows.v is not None]
+    slopes = [
+        (unscaled(v.rows.y.slope, v.rates.lower_scales), v.slot_axes)
+        for v in seen
+        if isinstance(v.rows.y, Moving)
+    ]
+    inverse = [
+        (unscaled(v.rows.v.slope, v.rates.inverse_scales), v.slot_axes) for v in seen if v.rows.v is not None
+    ]
     lower = sampler.root_mean_square(root_mean_square(slopes))
     return Info(
         objective,

@@ -23,12 +23,12 @@ from bilevax._step.linear_algebra import raise_eigenvalues, solve, unflatten_slo
 from bilevax._step.oracles import Oracles, count_pass, count_steps
 from bilevax._step.ordering import after
 from bilevax._step.slots import Moving, gather, project_ball, scatter
-from bilevax._step.smoothness import Smoothness, estimate_floor, estimate_smoothness
+from bilevax._step.smoothness import estimate_floor, estimate_smoothness, scaled, unscaled
 from bilevax._step.state import Info, State
 from bilevax._step.trackers import check_factorable
 from bilevax._util import checks
 from bilevax._util.memory import available_bytes
-from bilevax._util.trees import PyTree, norm, result_dtype, spread, zeros_like
+from bilevax._util.trees import PyTree, combine, norm, result_dtype, spread, zeros_like
 from bilevax.solvers.base import AbstractSolver
 from bilevax.solvers.start_checks import checked_start
 from bilevax.solvers.upper import UpperStep, upper_move, upper_start
@@ -159,17 +159,17 @@ class RSVRB(AbstractSolver):
         _check_memory(problem.count, d_x, d_y, dtype)
         smoothness = {}
         if self.lower_step is None or self.floor is None or rows == 0:
-            smoothness = estimate_smoothness(problem, x, levels, sampler)
+            smoothness = {name: estimate_smoothness(problem, name, x, levels, sampler)}
         floors = {}
         if self.floor is None:
-            floors = {name: estimate_floor(problem, name, x, levels, sampler, smoothness[name])}
+            floors = {name: estimate_floor(problem, name, x, levels, sampler, smoothness[name].bound)}
+        bound = smoothness[name].bound if smoothness else 1.0
+        scales = smoothness[name].scales if self.lower_step is None else None
         m, slope = problem.count, zeros_like(y)
         pieces = Pieces(
             jnp.zeros((m, d_x), dtype),
             jnp.zeros((m, d_y), dtype),
-            jnp.broadcast_to(smoothness.get(name, 1.0) * jnp.eye(d_y, dtype=dtype), (m, d_y, d_y)).astype(
-                dtype
-            ),
+            jnp.broadcast_to(bound * jnp.eye(d_y, dtype=dtype), (m, d_y, d_y)).astype(dtype),
             jnp.zeros((m, d_y, d_x), dtype),
         )
         z = zeros_like(x)
@@ -185,6 +185,7 @@ class RSVRB(AbstractSolver):
                 raised = raise_eigenvalues(fresh.hessian, floor)[0]
                 fresh = eqx.tree_at(lambda p: p.hessian, fresh, raised)
                 term = _unravel_like(x, _term(fresh) / m)
+                s = scaled(s, scales)
                 return scatter(pieces, ids, fresh), scatter(slope, ids, s), jax.tree.map(jnp.add, z, term)
 
             pieces, slope, z = jax.lax.fori_loop(0, m, look, (pieces, slope, z))
@@ -200,7 +201,7 @@ class RSVRB(AbstractSolver):
             optimizer=upper_start(self.upper_step, x),
             levels={name: memory},
             clocks=clocks,
-            smoothness={n: Smoothness(found, jnp.zeros_like(found)) for n, found in smoothness.items()},
+            smoothness=smoothness if self.lower_step is None else {},
             floors=floors,
             sampler=sampler,
             named=problem.named,
@@ -238,14 +239,16 @@ class RSVRB(AbstractSolver):
             b, scale = jnp.asarray(beta, tracked.dtype), jnp.asarray(1 / chance, tracked.dtype)
             return (1 - b) * (tracked - scale * old) + scale * now
 
-        scaled = _catch_up(memory, ids, clock.now, floor)
-        refreshed = jax.tree.map(storm, scaled, now, old)
+        caught_up = _catch_up(memory, ids, clock.now, floor)
+        refreshed = jax.tree.map(storm, caught_up, now, old)
         raised, decomposed = raise_eigenvalues(refreshed.hessian, floor)
         refreshed = eqx.tree_at(lambda p: p.hessian, refreshed, raised)
         slope = jax.tree.map(lambda s: (1 - jnp.asarray(beta, s.dtype)) * s, memory.y.slope)
-        tracked_s = jax.tree.map(storm, gather(memory.y.slope, ids), s_now, s_old)
+        scales = state.smoothness[name].scales if name in state.smoothness else None
+        samples = scaled(s_now, scales), scaled(s_old, scales)
+        tracked_s = jax.tree.map(storm, gather(memory.y.slope, ids), *samples)
         slope = scatter(slope, ids, tracked_s)
-        y = jax.tree.map(lambda y, s: y - jnp.asarray(tau, y.dtype) * s, memory.y.value, slope)
+        y = combine((1, memory.y.value), (-tau, slope))
         y = project_ball(y, evaluate(self.radius, state.step), 1)
         memory = Tracked(
             Moving(y, slope, None),
@@ -261,7 +264,7 @@ class RSVRB(AbstractSolver):
         objective = _objective(problem, state.x, {name: gather(memory.y_before, ids)}, sample)
         z, objective = state.sampler.mean((z, objective))
         chance = state.sampler.chance(problem, name, ids.size)
-        x, optimizer, _ = upper_move(self.upper_step, state, z, stage, objective, chance)
+        x, optimizer, _ = upper_move(self.upper_step, state, z, stage, objective, chance, beta)
         clocks = {name: Clocks(later, state.clocks[name].v)}
         state = dataclasses.replace(
             state,
@@ -273,7 +276,7 @@ class RSVRB(AbstractSolver):
             levels={name: memory},
             clocks=clocks,
         )
-        residual = state.sampler.root_mean_square(norm(tracked_s) / ids.shape[0] ** 0.5)
+        residual = state.sampler.root_mean_square(norm(unscaled(tracked_s, scales)) / ids.shape[0] ** 0.5)
         return state, Info(objective, norm(z), residual, jnp.zeros(()), state.sampler.total(decomposed))
 
 

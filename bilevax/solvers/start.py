@@ -16,7 +16,7 @@ from bilevax._step.lagrangian import Point, gradients
 from bilevax._step.passes import over_all_blocks
 from bilevax._step.slot_table import SlotTable, pack
 from bilevax._step.slots import Memory
-from bilevax._step.smoothness import Smoothness, estimate_floor, estimate_smoothness
+from bilevax._step.smoothness import estimate_floor, estimate_smoothness
 from bilevax._step.state import State
 from bilevax._util.trees import PyTree, combine, result_dtype, zeros_like
 from bilevax.solvers.start_checks import checked_start, slot_shape
@@ -33,15 +33,21 @@ def start_state(recipe: Recipe, problem: Problem, x0: PyTree, y0: PyTree, sample
     for name, tracker in trackers.items():
         tracker.check(name, y[name], slot_shape(problem, sampler, name))
     missing = {name: recipe.missing(name, tracker) for name, tracker in trackers.items()}
-    curved = any(level.has_hessian for level in problem.levels.values())
-    probed = any(missing.values()) or (rows == 0 and curved)
-    smoothness = estimate_smoothness(problem, x, y, sampler) if probed else {}
+    looked = [n for n, level in problem.levels.items() if level.has_hessian and (missing[n] or rows == 0)]
+    smoothness = {
+        n: estimate_smoothness(problem, n, x, y, sampler, recipe.leaves_out("inverse_step", n))
+        for n in looked
+    }
     floors = {
-        n: estimate_floor(problem, n, x, y, sampler, smoothness[n]) for n in missing if "floor" in missing[n]
+        n: estimate_floor(problem, n, x, y, sampler, smoothness[n].bound)
+        for n in looked
+        if "floor" in missing[n]
     }
     clocks = {n: Clocks(Clock.start(result_dtype(y[n])), Clock.start(result_dtype(y[n]))) for n in trackers}
     levels = {
-        n: pack(tracker.blank(y[n], recipe.corrected, recipe.lazy, smoothness.get(n, 1.0)))
+        n: pack(
+            tracker.blank(y[n], recipe.corrected, recipe.lazy, smoothness[n].bound if n in looked else 1.0)
+        )
         for n, tracker in trackers.items()
     }
     state = State(
@@ -52,7 +58,7 @@ def start_state(recipe: Recipe, problem: Problem, x0: PyTree, y0: PyTree, sample
         optimizer=upper_start(recipe.upper_step, x),
         levels=levels,
         clocks=clocks,
-        smoothness={n: Smoothness(found, jnp.zeros_like(found)) for n, found in smoothness.items()},
+        smoothness={n: smoothness[n] for n in looked if "lower_step" in missing[n]},
         floors=floors,
         sampler=sampler,
         named=problem.named,

@@ -20,18 +20,24 @@ UpperStep = float | Callable[[Array], Array] | optax.GradientTransformation
 
 
 def upper_move(
-    upper_step: UpperStep | None, state: State, z: PyTree, stage: Array | int, value: Array, chance: float
+    upper_step: UpperStep | None,
+    state: State,
+    z: PyTree,
+    stage: Array | int,
+    value: Array,
+    chance: float,
+    weight: Any,
 ) -> tuple[PyTree, PyTree, PyTree]:
     """x after one step along z, the state of the transformation, and how to recover the x before.
 
-    A transformation that takes extra arguments gets `value`, the mean of f over the batch, and `chance`, the
-    probability that a step visits a block.
+    A transformation that takes extra arguments gets `value`, the mean of f over the batch, `chance`, the
+    probability that a step visits a block, and `weight`, that of a new batch in z.
     """
     shrunk, upper_step = 0.5 ** (0.5 * stage), chosen_step(upper_step)
     if isinstance(upper_step, optax.GradientTransformation):
         now = known_after(z, state.x)
         more = isinstance(upper_step, optax.GradientTransformationExtraArgs)
-        extra: dict[str, Any] = {"value": value, "chance": chance} if more else {}
+        extra: dict[str, Any] = {"value": value, "chance": chance, "weight": weight} if more else {}
         updates, optimizer = upper_step.update(z, state.optimizer, now, **extra)
         return combine((1, now), (shrunk, updates)), optimizer, now
     step = evaluate(upper_step, state.step) * shrunk

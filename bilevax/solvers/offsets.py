@@ -1,0 +1,131 @@
+r"""Whether to store y as offsets from a part of x, where lower solutions move along with x.
+
+In a proximal problem, :math:`g_i = h_i(y) + \lambda \|y - x\|^2`, all solutions move with x, but only the
+visited blocks would follow it. Stored as :math:`y_i = x + \delta_i`, all of them do.
+
+Whether they do is measured: if x moves by r, the solution moves by
+:math:`J r = -[\nabla_{yy}^2 g]^{-1} \nabla_{yx}^2 g\, r`. Offsets are stored if
+:math:`\langle J r, r \rangle > \|r\|^2/4`. A quarter is enough: the directions in which solutions move with x
+are those in which g is flat but for its regulariser, and there y would follow most slowly. Where g is steep,
+y soon finds back to its solution.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from bilevax._problem.problem import Problem
+from bilevax._problem.sampling import START, Sampler
+from bilevax._problem.view import BlockView, each_block
+from bilevax._step.slots import gather
+from bilevax._step.smoothness import random_like
+from bilevax._util.trees import PyTree, inner, zeros_like
+from bilevax.solvers.base import AbstractSolver
+from bilevax.solvers.recipe import Recipe
+from bilevax.solvers.restart import Restart
+from bilevax.solvers.start_checks import checked_start
+
+_BLOCKS = 8
+_PASSES = 30  # of conjugate gradients
+_ALONG = 0.25
+
+
+@dataclasses.dataclass(frozen=True)
+class PartOf:
+    """x itself, or one of its entries."""
+
+    key: Any = None
+
+    def __call__(self, x: PyTree) -> PyTree:
+        return x if self.key is None else x[self.key]
+
+    def put(self, x: PyTree, part: PyTree) -> PyTree:
+        """x with another such entry."""
+        if self.key is None:
+            return part
+        return (
+            x | {self.key: part}
+            if isinstance(x, dict)
+            else type(x)(part if key == self.key else one for key, one in enumerate(x))
+        )
+
+
+def with_offsets(
+    problem: Problem, solver: AbstractSolver, x0: PyTree, y0: PyTree, sampler: Sampler
+) -> Problem:
+    """The problem, with offsets for the levels whose solutions move along with a part of x.
+
+    Levels with `around=…`, or whose step the user gave, stay as they are.
+    """
+    method = solver.solver if isinstance(solver, Restart) else solver
+    if not isinstance(method, Recipe) or problem.through is not None:
+        return problem
+    free = [
+        name
+        for name, tracker in method.trackers(problem).items()
+        if problem.levels[name].centre is None
+        and problem.levels[name].slots is None
+        and "lower_step" in method.missing(name, tracker)
+    ]
+    if not free:
+        return problem
+    x, y, _ = checked_start(problem, x0, y0, sampler)
+    centres = dict(problem.centre_functions)
+    for name in free:
+        like = jax.tree.map(lambda a: a[0], y[name])
+        part = next((part for part in _parts(x) if _same_shapes(part(x), like)), None)
+        if part is not None and bool(_follows(problem, name, part, x, y, sampler)):
+            centres[name] = part
+    return problem.with_centres(centres.items())
+
+
+def _parts(x: PyTree) -> list[PartOf]:
+    keys: list[Any] = []
+    if type(x) is dict:
+        keys = list(x)
+    elif type(x) in (tuple, list):
+        keys = list(range(len(x)))
+    return [PartOf(), *map(PartOf, keys)]
+
+
+def _same_shapes(one: PyTree, other: PyTree) -> bool:
+    if jax.tree.structure(one) != jax.tree.structure(other):
+        return False
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    return all(a.shape == b.shape for a, b in pairs) and len(jax.tree.leaves(one)) > 0
+
+
+def _follows(
+    problem: Problem, name: str, part: PartOf, x: PyTree, y: dict[str, PyTree], sampler: Sampler
+) -> Array:
+    """Whether lower solutions move along with a part of x, in most of a few blocks."""
+    count = min(_BLOCKS, problem.count)
+    blocks = jnp.asarray(np.unique(np.linspace(0, problem.count - 1, count).round().astype(int)))
+
+    def look(problem: Problem, sampler: Sampler, x: PyTree, y: PyTree) -> Array:
+        def share(view: BlockView, y: PyTree) -> Array:
+            """⟨J r, r⟩/‖r‖² of one block."""
+            r = random_like(jax.random.key(0), y)
+            along = part.put(zeros_like(x), jax.tree.map(lambda a, b: a.astype(b.dtype), r, part(x)))
+
+            def gradient(x: PyTree, y: PyTree) -> PyTree:
+                return jax.grad(lambda y: view.at(x).g(name, y))(y)
+
+            def product(v: PyTree) -> PyTree:
+                return jax.jvp(lambda y: gradient(x, y), (y,), (v,))[1]
+
+            pushed = jax.jvp(lambda x: gradient(x, y), (x,), (along,))[1]
+            solution, _ = jax.scipy.sparse.linalg.cg(product, pushed, zeros_like(y), maxiter=_PASSES)
+            return -inner(solution, r) / inner(r, r)
+
+        sample = sampler.visit(problem, blocks, sampler.random.at(START), sampler.batch_size)
+        return jnp.median(each_block(problem, x, sample, share, gather(y, blocks)))
+
+    return eqx.filter_jit(look)(problem, sampler, x, y[name]) > _ALONG
