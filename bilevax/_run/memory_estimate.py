@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from typing import Any
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -79,8 +79,8 @@ def memory_estimate(
     *,
     solver: AbstractSolver | None = None,
     sampling: Sampling | None = None,
-    blocks_per_step: int | None = None,
-    batch_size: int | None = None,
+    blocks_per_step: int | Literal["all"] | None = None,
+    batch_size: int | Literal["all"] | None = None,
     mesh: Mesh | None = None,
 ) -> MemoryEstimate:
     """Says how many bytes a run needs, by part, without allocating them.

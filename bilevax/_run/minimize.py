@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from jax import Array
@@ -47,8 +47,8 @@ def minimize(
     steps: int | None = None,
     key: Array | None = None,
     sampling: Sampling | None = None,
-    blocks_per_step: int | None = None,
-    batch_size: int | None = None,
+    blocks_per_step: int | Literal["all"] | None = None,
+    batch_size: int | Literal["all"] | None = None,
     mesh: Mesh | None = None,
     metrics: Mapping[str, Callable[[Problem, State], Any]] | None = None,
     every: int | None = None,

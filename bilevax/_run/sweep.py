@@ -7,7 +7,7 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -94,8 +94,8 @@ def sweep(
     steps: int,
     keys: Array,
     sampling: Sampling | None = None,
-    blocks_per_step: int | None = None,
-    batch_size: int | None = None,
+    blocks_per_step: int | Literal["all"] | None = None,
+    batch_size: int | Literal["all"] | None = None,
     metrics: Mapping[str, Callable[[Problem, State], Any]] | None = None,
     every: int | None = None,
     progress: str | Progress | None = "auto",

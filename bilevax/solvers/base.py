@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import equinox as eqx
 from jax import Array
@@ -39,8 +39,8 @@ class AbstractSolver(eqx.Module):
         *,
         key: Array,
         sampling: Sampling | None = None,
-        blocks_per_step: int | None = None,
-        batch_size: int | None = None,
+        blocks_per_step: int | Literal["all"] | None = None,
+        batch_size: int | Literal["all"] | None = None,
     ) -> State:
         """The state before the first step.
 
