@@ -99,7 +99,9 @@ def main() -> None:
     print("| given | I | B | seconds, with compilation | steps | gap |")
     print("| --- | --- | --- | --- | --- | --- |")
     for given in ["nothing", "all:all", *options.sampling]:
-        pair = [] if given == "nothing" else [one if one == "all" else int(one) for one in given.split(":")]
+        pair: Any = (
+            [] if given == "nothing" else [one if one == "all" else int(one) for one in given.split(":")]
+        )
         began = time.perf_counter()
         result = bx.minimize(
             case.problem,

@@ -94,8 +94,8 @@ def memory_estimate(
       y0: the lower variables at the start, or their shapes; see `minimize`.
       solver: the solver; left out, the one that `minimize` chooses.
       sampling: how blocks and rows are drawn.
-      blocks_per_step: I, as in `Sampling`, for short.
-      batch_size: B, as in `Sampling`, for short.
+      blocks_per_step: I or "all", as in `Sampling`, for short.
+      batch_size: B or "all", as in `Sampling`, for short.
       mesh: devices that share the blocks; the estimate is for one of them.
 
     Returns:
