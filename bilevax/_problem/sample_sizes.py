@@ -2,9 +2,10 @@
 
 A step sees everything while that is cheap, so that small problems are solved without noise. Otherwise
 
-    I = m/20, between 10 and 256,        B = 4096/I, between 32 and 512.
+    I = m/20, between 128 and 512,        B = 4096/I, between 32 and 512
 
-A block is then visited every 20 steps (less often if m is very large): what is tracked of it stays recent.
+(all blocks, if there are fewer). What is tracked of a block is as old as its last visit, m/I steps: at equal
+rows per step, many blocks with few rows each do better than few blocks with many.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from bilevax._problem.rows import Rows
 from bilevax._problem.stream import Stream
 
 CHEAP = 2**14  # rows that a step may read: more, and it sees a share of the blocks and rows
-_VISITED, _FEWEST_BLOCKS, _MOST_BLOCKS = 20, 10, 256
+_VISITED, _FEWEST_BLOCKS, _MOST_BLOCKS = 20, 128, 512
 _ROWS, _FEWEST_ROWS, _MOST_ROWS = 2**12, 32, 512
 
 
@@ -49,7 +50,7 @@ def chosen_sizes(
         if batch_size is None and problem.means_over_rows and blocks * sum(rows) > CHEAP:
             some = min(max(_ROWS // blocks, _FEWEST_ROWS), _MOST_ROWS)
             size = some if some < max(rows) else None
-    return int(blocks), size
+    return int(blocks), None if size is None else int(size)
 
 
 def _share(blocks: int, strata: int) -> int:
