@@ -87,10 +87,10 @@ def least(case: Case) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--blocks", type=int, default=2000)
+    parser.add_argument("--blocks", type=int, default=30.0)
     parser.add_argument("--rows", type=int, default=500)
     parser.add_argument("--features", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--solver", default=None, help="the name of a method; left out, the default")
     parser.add_argument("--sampling", nargs="*", default=[], help="more pairs I:B")
     options = parser.parse_args()
