@@ -16,6 +16,7 @@ from bilevax._run.minimize import minimize
 from bilevax._run.outcome import DivergedError, Outcome
 from bilevax._run.progress import Progress, make_progress
 from bilevax._run.run import Best, Result
+from bilevax._run.settings import Settings
 from bilevax._run.stop import Stop
 from bilevax._run.sweep import Sweep, grid, sweep
 from bilevax._run.verification import AccuracyWarning, Verification, verify
@@ -93,6 +94,7 @@ __all__ = [
     "Result",
     "Rows",
     "Sampling",
+    "Settings",
     "Shared",
     "State",
     "Stop",

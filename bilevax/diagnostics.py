@@ -15,10 +15,10 @@ from jax import Array
 
 from bilevax._problem.problem import Problem
 from bilevax._problem.row_means import check_row_means
+from bilevax._problem.sampling import all_rows
 from bilevax._step.state import State
 from bilevax._truth.exact import (
     Accuracy,
-    all_rows,
     group_size,
     inverted,
     libraries,

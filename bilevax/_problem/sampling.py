@@ -24,6 +24,7 @@ from jax import Array
 
 from bilevax._problem.problem import Problem
 from bilevax._problem.rows import Batch
+from bilevax._problem.sample_sizes import chosen_sizes
 from bilevax._problem.stream import Stream, permuted
 from bilevax._util import checks
 
@@ -179,30 +180,34 @@ class Sampling:
     """How many blocks and rows a step sees, and how they are drawn.
 
     Args:
-      blocks_per_step: I, the blocks a step visits; None visits all of them.
-      batch_size: B, the rows per visited block and level; None takes all of them.
+      blocks_per_step: I, the blocks a step visits, or "all".
+      batch_size: B, the rows per visited block and level, or "all".
       shuffle: blocks in shuffled epochs if True, else drawn independently in each step.
       initial_batch_size: the rows per block that the first estimators come from; None takes `batch_size`,
         "all" takes all rows, 0 starts the estimators from zero.
       strata: divides the blocks into this many consecutive parts of equal size, and draws equally many from
         each; left out, one per device. The same number draws the same samples on any number of devices.
 
+    If I or B is left out, a step sees all blocks or rows while it reads at most 16,384 rows that way.
+    Otherwise I is m/20, but at least 128 and at most 512, and B is 4096/I, but at least 32 and at most 512;
+    blocks or rows that are fewer are all seen. B is not chosen where `means_over_rows=False`.
+
     Example:
       >>> import bilevax as bx
       >>> sampling = bx.Sampling(blocks_per_step=10, batch_size=32, initial_batch_size="all")
     """
 
-    blocks_per_step: int | None = None
-    batch_size: int | None = None
+    blocks_per_step: int | Literal["all"] | None = None
+    batch_size: int | Literal["all"] | None = None
     shuffle: bool = True
     initial_batch_size: int | Literal["all"] | None = None
     strata: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "strata"):
-            value = getattr(self, name)
-            if value is not None:
-                checks.whole_number(name, value, 1)
+        if self.batch_size is not None and self.batch_size != "all":
+            checks.whole_number("batch_size", self.batch_size, 1)
+        if self.strata is not None:
+            checks.whole_number("strata", self.strata, 1)
         if not isinstance(self.shuffle, bool):
             raise TypeError(f"shuffle must be True or False, got {self.shuffle!r}")
         initial = self.initial_batch_size
@@ -216,19 +221,19 @@ class Sampling:
         """The plan for a problem and a random key, checked against both."""
         if not isinstance(problem, Problem):
             raise TypeError(f"problem must be a bilevax.Problem, got {type(problem).__name__}")
-        per_step = problem.count
-        if self.blocks_per_step is not None:
-            per_step = checks.whole_number("blocks_per_step", self.blocks_per_step, 1, problem.count)
+        if self.blocks_per_step is not None and self.blocks_per_step != "all":
+            checks.whole_number("blocks_per_step", self.blocks_per_step, 1, problem.count)
         if not (
             isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ()
         ):
             raise TypeError(f"key must be one key made by jax.random.key(seed), got {key!r}")
+        per_step, batch_size = chosen_sizes(problem, self.blocks_per_step, self.batch_size, self.strata or 1)
         strata = None if self.strata is None else _checked_strata(self.strata, problem, per_step)
         return Sampler(
             Stream.start(key),
             problem.count,
             per_step,
-            self.batch_size,
+            batch_size,
             self.shuffle,
             strata,
             self.initial_batch_size,
@@ -236,8 +241,15 @@ class Sampling:
         )
 
 
+def all_rows(problem: Problem) -> Sampler:
+    """The plan of all blocks and all their rows."""
+    return Sampling("all", "all").sampler(problem, jax.random.key(0))
+
+
 def as_sampling(
-    sampling: Sampling | None, blocks_per_step: int | None = None, batch_size: int | None = None
+    sampling: Sampling | None,
+    blocks_per_step: int | Literal["all"] | None = None,
+    batch_size: int | Literal["all"] | None = None,
 ) -> Sampling:
     """The sampling that a function was given, as an object or by its two most common fields."""
     direct = {"blocks_per_step": blocks_per_step, "batch_size": batch_size}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from typing import Any
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -79,8 +79,8 @@ def memory_estimate(
     *,
     solver: AbstractSolver | None = None,
     sampling: Sampling | None = None,
-    blocks_per_step: int | None = None,
-    batch_size: int | None = None,
+    blocks_per_step: int | Literal["all"] | None = None,
+    batch_size: int | Literal["all"] | None = None,
     mesh: Mesh | None = None,
 ) -> MemoryEstimate:
     """Says how many bytes a run needs, by part, without allocating them.
@@ -94,8 +94,8 @@ def memory_estimate(
       y0: the lower variables at the start, or their shapes; see `minimize`.
       solver: the solver; left out, the one that `minimize` chooses.
       sampling: how blocks and rows are drawn.
-      blocks_per_step: I, as in `Sampling`, for short.
-      batch_size: B, as in `Sampling`, for short.
+      blocks_per_step: I or "all", as in `Sampling`, for short.
+      batch_size: B or "all", as in `Sampling`, for short.
       mesh: devices that share the blocks; the estimate is for one of them.
 
     Returns:

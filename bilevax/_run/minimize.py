@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from jax import Array
@@ -26,6 +26,7 @@ from bilevax._run.logs import Log, Logs
 from bilevax._run.outcome import DivergedError, Outcome
 from bilevax._run.progress import Progress, make_progress
 from bilevax._run.run import FIXED, MOST_STEPS, Result, Run, checked_steps
+from bilevax._run.settings import Asked
 from bilevax._run.sharding import Shards, make_shards
 from bilevax._run.stop import Stop
 from bilevax._run.verification import AccuracyWarning, can_verify, verify
@@ -48,8 +49,8 @@ def minimize(
     steps: int | None = None,
     key: Array | None = None,
     sampling: Sampling | None = None,
-    blocks_per_step: int | None = None,
-    batch_size: int | None = None,
+    blocks_per_step: int | Literal["all"] | None = None,
+    batch_size: int | Literal["all"] | None = None,
     mesh: Mesh | None = None,
     metrics: Mapping[str, Callable[[Problem, State], Any]] | None = None,
     every: int | None = None,
@@ -70,8 +71,9 @@ def minimize(
       steps: how many steps to take; may be left out if `stop` says when to stop.
       key: the random key: the same key gives the same run; left out, `jax.random.key(0)`.
       sampling: how blocks and rows are drawn.
-      blocks_per_step: I, the blocks a step visits, as in `Sampling`, for short.
-      batch_size: B, the rows per visited block, as in `Sampling`, for short.
+      blocks_per_step: I, the blocks a step visits, or "all", as in `Sampling`, for short.
+      batch_size: B, the rows per visited block, or "all", as in `Sampling`, for short. If I or B is left out,
+        a step over all blocks or rows is taken where it is cheap, else some are chosen: see `Sampling`.
       mesh: devices that share the blocks along the axis "blocks" of this mesh, on one host or several; both m
         and `blocks_per_step` must be divisible by their number. Every process makes the same call.
       metrics: functions of (problem, state), called between compiled chunks; each returns one number. The
@@ -88,7 +90,7 @@ def minimize(
     `Stop(raise_on_interrupt=True)` it raises instead. The second signal stops the program at once.
 
     Returns:
-      A `Result`.
+      A `Result`. Its `settings` say what was chosen for all that was left out.
 
     Raises:
       DivergedError: if f, x or anything tracked is no longer finite, unless `stop` says otherwise. Only
@@ -118,6 +120,8 @@ def minimize(
     began = time.monotonic()
     stop = _as_stop(stop)
     every = _entries_every(every, steps)
+    sampling = as_sampling(sampling, blocks_per_step, batch_size)
+    asked = Asked(solver, steps, key, sampling)
     steps = _steps_to_take(steps, stop)
     key = jax.random.key(0) if key is None else key
     measures = _checked_metrics(metrics)
@@ -128,8 +132,7 @@ def minimize(
     speaks = shards is None or shards.speaks
     display = make_progress(progress if speaks else None, steps)
     logs = Logs(log if speaks else None)
-    sampling = _with_strata(as_sampling(sampling, blocks_per_step, batch_size), saving, shards)
-    sampler = sampling.sampler(problem, key)
+    sampler = _with_strata(sampling, saving, shards).sampler(problem, key)
     solver.check(problem, sampler)
 
     with contextlib.ExitStack() as stack:
@@ -148,7 +151,8 @@ def minimize(
         entries = _Entries(every, measures, logs, display)
 
         def result(outcome: Outcome) -> Result:
-            return run.result(outcome, solver.count_oracles(problem, sampler, run.done))
+            settings = asked.settings(solver, problem, run.state, key)
+            return run.result(outcome, solver.count_oracles(problem, sampler, run.done), settings)
 
         with Interrupts() as interrupts:
             try:

@@ -18,6 +18,7 @@ from bilevax._run.divergence import describe
 from bilevax._run.history import History
 from bilevax._run.interrupts import Interrupts
 from bilevax._run.outcome import Outcome
+from bilevax._run.settings import Settings
 from bilevax._run.sharding import Shards
 from bilevax._run.stop import Stop
 from bilevax._run.verification import Verification
@@ -63,6 +64,7 @@ class Result:
         for a solver that does not say what it asks for.
       steps_per_second: speed of the compiled steps, compilation left out.
       compile_seconds: time until the first step: tracing, compiling, the first pass, reading a checkpoint.
+      settings: what was given and what was chosen: solver, coefficients, sampling, key and steps.
       verification: a few blocks solved exactly, as `verify` does; None if that was not done.
     """
 
@@ -76,6 +78,7 @@ class Result:
     oracles: Oracles | None
     steps_per_second: float
     compile_seconds: float
+    settings: Settings
     verification: Verification | None = None
 
     def plot(self, names: list[str] | None = None, against: str = "step") -> Any:
@@ -260,7 +263,7 @@ class Run:
         self.best_value = np.inf if value is None else float(value)
         self.best_step, self.stale = int(step), int(stale)
 
-    def result(self, outcome: Outcome, oracles: Oracles | None) -> Result:
+    def result(self, outcome: Outcome, oracles: Oracles | None, settings: Settings) -> Result:
         """What to return."""
         message = self.failed or f"{outcome} after {self.done} steps"
         best = None
@@ -268,8 +271,8 @@ class Run:
             x, y = self.best_iterate
             best = Best(x, y, self.best_step, self.best_value)
         state = self.state
-        spent = (self.speed, self.compile_seconds)
-        return Result(state.average, state.y, state, self.history, outcome, message, best, oracles, *spent)
+        rest = (best, oracles, self.speed, self.compile_seconds, settings)
+        return Result(state.average, state.y, state, self.history, outcome, message, *rest)
 
 
 def _number(name: str, value: Any) -> float:

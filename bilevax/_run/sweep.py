@@ -7,7 +7,7 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -25,10 +25,10 @@ from bilevax._util import checks
 from bilevax._util.trees import PyTree, norm
 from bilevax.solvers.base import AbstractSolver
 
-Settings = dict[str, np.ndarray]
+Columns = dict[str, np.ndarray]
 
 
-def grid(**choices: Sequence[float]) -> Settings:
+def grid(**choices: Sequence[float]) -> Columns:
     """Every combination of some choices: columns by name, the last one running fastest.
 
     Example:
@@ -57,7 +57,7 @@ class Sweep:
       compile_seconds: time to trace, compile and start.
     """
 
-    settings: Settings
+    settings: Columns
     x: PyTree
     y: PyTree
     history: dict[str, np.ndarray]
@@ -94,8 +94,8 @@ def sweep(
     steps: int,
     keys: Array,
     sampling: Sampling | None = None,
-    blocks_per_step: int | None = None,
-    batch_size: int | None = None,
+    blocks_per_step: int | Literal["all"] | None = None,
+    batch_size: int | Literal["all"] | None = None,
     metrics: Mapping[str, Callable[[Problem, State], Any]] | None = None,
     every: int | None = None,
     progress: str | Progress | None = "auto",
@@ -112,8 +112,8 @@ def sweep(
       steps: how many steps every run takes.
       keys: an array of random keys, one per seed.
       sampling: how blocks and rows are drawn.
-      blocks_per_step: I, the blocks a step visits, as in `Sampling`, for short.
-      batch_size: B, the rows per visited block, as in `Sampling`, for short.
+      blocks_per_step: I, the blocks a step visits, or "all", as in `Sampling`, for short.
+      batch_size: B, the rows per visited block, or "all", as in `Sampling`, for short.
       metrics: functions of (problem, state) that JAX can trace; each returns one number.
       every: steps between two entries of the history; left out, a hundredth of the run.
       progress: as in `minimize`; the metrics shown are the best of all settings.
@@ -254,7 +254,7 @@ def _stack(problems: list[Problem]) -> Problem:
         ) from error
 
 
-def _checked_settings(settings: Mapping[str, Any]) -> Settings:
+def _checked_settings(settings: Mapping[str, Any]) -> Columns:
     if not isinstance(settings, Mapping) or not settings:
         raise TypeError(
             f"settings must be a dict of columns, such as grid(upper_step=[0.1, 1.0]), got {settings!r}"

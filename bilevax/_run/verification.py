@@ -10,7 +10,7 @@ import numpy as np
 
 from bilevax._problem.problem import Problem
 from bilevax._problem.rows import PerBlock, Shared
-from bilevax._problem.sampling import Sampling
+from bilevax._problem.sampling import all_rows
 from bilevax._step.slots import gather
 from bilevax._step.state import State
 from bilevax._truth.few_blocks import solve_few
@@ -123,7 +123,7 @@ def can_verify(problem: Problem) -> bool:
 
 def _affordable(problem: Problem) -> int:
     """How many blocks can be solved at little cost."""
-    shapes = Sampling().sampler(problem, jax.random.key(0)).one_block(problem, None, slots=False)
+    shapes = all_rows(problem).one_block(problem, None, slots=False)
     entries = sum(
         leaf.size for batch in (shapes.upper, *shapes.lower.values()) for leaf in jax.tree.leaves(batch.rows)
     )

@@ -17,7 +17,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from bilevax._problem.problem import Problem
-from bilevax._problem.sampling import Sample, Sampler, Sampling
+from bilevax._problem.sampling import Sample, Sampler, all_rows
 from bilevax._problem.view import BlockView, each_block
 from bilevax._step.lagrangian import Point, gradients, upper_gradients
 from bilevax._step.slots import gather
@@ -47,11 +47,6 @@ def libraries() -> tuple[Any, Any]:
             'bilevax.diagnostics needs optimistix and lineax: pip install "bilevax[diagnostics]"'
         ) from error
     return optimistix, lineax
-
-
-def all_rows(problem: Problem) -> Sampler:
-    """The sampler of all blocks and all their rows."""
-    return Sampling().sampler(problem, jax.random.key(0))
 
 
 def group_size(problem: Problem, sampler: Sampler, y: dict[str, PyTree]) -> int:

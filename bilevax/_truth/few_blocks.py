@@ -18,7 +18,7 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.sparse.linalg import cg
 
 from bilevax._problem.problem import Problem
-from bilevax._problem.sampling import Sampling
+from bilevax._problem.sampling import all_rows
 from bilevax._problem.view import BlockView, each_block
 from bilevax._util.trees import PyTree
 
@@ -58,7 +58,7 @@ def solve_few(
       v: per level, their tracked multipliers, or None.
       blocks: the numbers of the blocks.
     """
-    sampler = Sampling().sampler(problem, jax.random.key(0))
+    sampler = all_rows(problem)
     sample = sampler.visit(problem, blocks, sampler.random, None)
 
     def one(view: BlockView, y: dict[str, PyTree], v: dict[str, PyTree]) -> Truth:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import equinox as eqx
 from jax import Array
@@ -39,8 +39,8 @@ class AbstractSolver(eqx.Module):
         *,
         key: Array,
         sampling: Sampling | None = None,
-        blocks_per_step: int | None = None,
-        batch_size: int | None = None,
+        blocks_per_step: int | Literal["all"] | None = None,
+        batch_size: int | Literal["all"] | None = None,
     ) -> State:
         """The state before the first step.
 
@@ -51,8 +51,8 @@ class AbstractSolver(eqx.Module):
             have names. A mean level may be left None: it then starts from its first batch.
           key: the random key of the whole run.
           sampling: how blocks and rows are drawn.
-          blocks_per_step: I, as in `Sampling`, for short.
-          batch_size: B, as in `Sampling`, for short.
+          blocks_per_step: I or "all", as in `Sampling`, for short.
+          batch_size: B or "all", as in `Sampling`, for short.
 
         Returns:
           The state, to be given to `step`.
@@ -87,6 +87,14 @@ class AbstractSolver(eqx.Module):
         """The hyper-parameters by name: all fields that are not static."""
         fields = [field for field in dataclasses.fields(self) if not field.metadata.get("static", False)]
         return {field.name: getattr(self, field.name) for field in fields}
+
+    def coefficients_at(self, problem: Problem, state: State) -> dict[str, object]:
+        """What the hyper-parameters that may be left out are at a state, for `result.settings`.
+
+        Returns:
+          Numbers or schedules by name, or dicts of them by lower level.
+        """
+        return {}
 
     def count_oracles(self, problem: Problem, sampler: Sampler, steps: int) -> Oracles | None:
         """How often a run has called f and g after some steps; None if the solver does not count."""

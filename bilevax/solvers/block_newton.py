@@ -6,18 +6,33 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY
 from typing import Any
 
+import equinox as eqx
 import jax.numpy as jnp
 from jax import Array
 
 from bilevax._problem.problem import Problem
+from bilevax._problem.sampling import Sampler
 from bilevax._step.coefficients import Coefficient, evaluate, first
 from bilevax._step.newton import NewtonSteps
 from bilevax._step.state import State
 from bilevax._step.visit import Rates
 from bilevax.solvers.recipe import Recipe
+from bilevax.solvers.start_checks import touched_slots
 from bilevax.solvers.upper import UpperStep
 
 _FIRST, _DECAY = 0.3, 3.0  # the weight of a new batch: at most the first, then the second over √visits
+
+
+class FallingWeight(eqx.Module):
+    """min(0.3, 3/√visits) of a slot that a step visits with this chance: a schedule of the step number."""
+
+    chance: float = eqx.field(static=True)
+
+    def __call__(self, step: Array) -> Array:
+        return jnp.minimum(_FIRST, _DECAY / jnp.sqrt(1.0 + step * self.chance))
+
+    def __repr__(self) -> str:
+        return f"min({_FIRST:g}, {_DECAY:g}/√visits)"
 
 
 class BlockNewton(Recipe):
@@ -61,9 +76,18 @@ class BlockNewton(Recipe):
 
     def rates(self, problem: Problem, state: State, name: str, touched: int, stage: Array | int) -> Rates:
         """The weight of a new batch; a restart halves it."""
-        visits = state.step * state.sampler.chance(problem, name, touched)
-        noisy = state.sampler.batch_size is not None
-        left_out = jnp.minimum(_FIRST, _DECAY / jnp.sqrt(1.0 + visits)) if noisy else _FIRST
-        weight: Any = first(evaluate(self.alpha, state.step, name), left_out)
+        given = evaluate(self.alpha, state.step, name)
+        weight: Any = first(given, evaluate(_left_out(problem, state.sampler, name, touched), state.step))
         alpha = weight * 0.5**stage
         return Rates(alpha, None, alpha, *[None] * 7)
+
+    def coefficients_at(self, problem: Problem, state: State) -> dict[str, object]:
+        """The weight of a new batch of every level: its schedule, where it falls."""
+        touched = {name: touched_slots(problem, state.sampler, name) for name in problem.levels}
+        return {"alpha": {n: _left_out(problem, state.sampler, n, count) for n, count in touched.items()}}
+
+
+def _left_out(problem: Problem, sampler: Sampler, name: str, touched: int) -> float | FallingWeight:
+    """The weight of a new batch if none is given: it falls, to average the noise of the batches out."""
+    noisy = sampler.batch_size is not None
+    return FallingWeight(sampler.chance(problem, name, touched)) if noisy else _FIRST

@@ -127,6 +127,11 @@ class BlockPAGE(Recipe):
         )
         return levels, z
 
+    def coefficients_at(self, problem: Problem, state: State) -> dict[str, object]:
+        """Those of every recipe, and the chance of a refresh."""
+        chance = self._chance(problem, state.sampler)
+        return super().coefficients_at(problem, state) | {"refresh_chance": chance}
+
     def refreshes(self, problem: Problem, sampler: Sampler, step: Array) -> Array:
         """Whether a step refreshes: a coin flip that depends on the step's number only, not on the key."""
         return _coin(step) < self._chance(problem, sampler)

@@ -34,7 +34,7 @@ from bilevax._util import checks
 from bilevax._util.trees import PyTree, norm, root_mean_square
 from bilevax.solvers.base import AbstractSolver
 from bilevax.solvers.start import start_state
-from bilevax.solvers.start_checks import slot_shape
+from bilevax.solvers.start_checks import touched_slots
 from bilevax.solvers.upper import UpperStep, upper_move
 
 MOST_GAMMA = 10.0  # γ left out: (m−I)/(I(1−α)) of hundreds multiplies noise
@@ -115,7 +115,7 @@ class Recipe(AbstractSolver):
             given = known(gamma) is not None or known("gamma") is not None
             if given or not _is_one(known(alpha)):
                 continue
-            touched = sampler.per_step * int(np.prod(slot_shape(problem, sampler, level)))
+            touched = touched_slots(problem, sampler, level)
             if sampler.chance(problem, level, touched) < 1:
                 raise ValueError(
                     f"{alpha} must be less than 1 where {gamma} is left out and a step visits {touched} of "
@@ -283,6 +283,15 @@ class Recipe(AbstractSolver):
         radius = given.get("radius")
         steps = (lower_step, inverse_step, radius, floor, lower_scales, inverse_scales)
         return Rates(alpha, gamma, alpha_bar, gamma_bar, *steps)
+
+    def coefficients_at(self, problem: Problem, state: State) -> dict[str, object]:
+        """The rates of every level at a state, by name and level."""
+        touched = {level: touched_slots(problem, state.sampler, level) for level in problem.levels}
+        found = {level: self.rates(problem, state, level, count, 0) for level, count in touched.items()}
+        return {
+            name: {level: getattr(rates, name) for level, rates in found.items() if hasattr(rates, name)}
+            for name in self.coefficients()
+        }
 
     def first_rows(self, sampler: Sampler) -> int | None:
         """The rows per block of the first pass: None for all of them, 0 for no pass."""

@@ -208,6 +208,16 @@ class RSVRB(AbstractSolver):
             centres=problem.centre_functions,
         )
 
+    def coefficients_at(self, problem: Problem, state: State) -> dict[str, Any]:
+        """β, τ and λ at a state."""
+        name, chance = _only_level(problem), state.sampler.per_step / problem.count
+        safe = 2 / (3 * state.smoothness[name].value) * chance if name in state.smoothness else None
+        return {
+            "beta": first(evaluate(self.beta, state.step), 0.03 * chance),
+            "lower_step": first(evaluate(self.lower_step, state.step), safe),
+            "floor": first(evaluate(self.floor, state.step), state.floors.get(name)),
+        }
+
     def count_oracles(self, problem: Problem, sampler: Sampler, steps: int) -> Oracles:
         """Every piece of the visited blocks, at two points per step and at one in the first pass."""
         pieces = Oracles(gradients=3, matrices=2)
@@ -219,10 +229,8 @@ class RSVRB(AbstractSolver):
         name = _only_level(problem)
         memory: Tracked = state.levels[name]
         chance = state.sampler.per_step / problem.count
-        beta = first(evaluate(self.beta, state.step), 0.03 * chance) * 0.5**stage
-        safe = 2 / (3 * state.smoothness[name].value) * chance if name in state.smoothness else None
-        tau = first(evaluate(self.lower_step, state.step), safe) * 0.5 ** (0.5 * stage)
-        floor = first(evaluate(self.floor, state.step), state.floors.get(name))
+        used = self.coefficients_at(problem, state)
+        beta, tau, floor = used["beta"] * 0.5**stage, used["lower_step"] * 0.5 ** (0.5 * stage), used["floor"]
         clock = state.clocks[name].y
         # log(1−β), kept finite: β = 1 forgets all but 1e-30 of a piece.
         later = clock.advance(jnp.log(jnp.maximum(1 - jnp.asarray(beta, clock.now.high.dtype), 1e-30)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -125,6 +126,11 @@ def slot_shape(problem: Problem, sampler: Sampler, name: str) -> tuple[int, ...]
         return ()
     block, _, lower = _one_block(problem, sampler)
     return _slot_shape(problem.levels[name], block, lower[name], name)
+
+
+def touched_slots(problem: Problem, sampler: Sampler, name: str) -> int:
+    """How many slots of a level a step touches."""
+    return sampler.per_step * math.prod(slot_shape(problem, sampler, name))
 
 
 def _slot_shape(level: Level, block: PyTree, rows: PyTree, name: str) -> tuple[int, ...]:

@@ -1,0 +1,74 @@
+"""How many blocks and rows a step sees, where a user leaves it out.
+
+A step sees everything while that is cheap, so that small problems are solved without noise. Otherwise
+
+    I = m/20, between 128 and 512,        B = 4096/I, between 32 and 512
+
+(all blocks, if there are fewer). What is tracked of a block is as old as its last visit, m/I steps: at equal
+rows per step, many blocks with few rows each do better than few blocks with many.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from bilevax._problem.problem import Problem
+from bilevax._problem.rows import Rows
+from bilevax._problem.stream import Stream
+
+CHEAP = 2**14  # rows that a step may read: more, and it sees a share of the blocks and rows
+_VISITED, _FEWEST_BLOCKS, _MOST_BLOCKS = 20, 128, 512
+_ROWS, _FEWEST_ROWS, _MOST_ROWS = 2**12, 32, 512
+
+
+def chosen_sizes(
+    problem: Problem,
+    blocks_per_step: int | Literal["all"] | None,
+    batch_size: int | Literal["all"] | None,
+    strata: int = 1,
+) -> tuple[int, int | None]:
+    """I, and B or None for all rows.
+
+    Args:
+      problem: the problem.
+      blocks_per_step: what the user gave; None if nothing.
+      batch_size: what the user gave; None if nothing.
+      strata: what I must be divisible by, if it is chosen.
+    """
+    m, sources = problem.count, [one for one in (problem.upper_data, *problem.lower_data) if one is not None]
+    blocks = m if blocks_per_step == "all" else blocks_per_step
+    size = None if batch_size == "all" else batch_size
+    if blocks is None or batch_size is None:
+        rows = [_longest(source) for source in sources]
+        if blocks is None:
+            visit = sum(rows) if size is None else size * len(sources)
+            blocks = m if m * max(visit, 1) <= CHEAP else _share(m, strata)
+        # Where f and g are not means over rows, B is part of the problem.
+        if batch_size is None and problem.means_over_rows and blocks * sum(rows) > CHEAP:
+            some = min(max(_ROWS // blocks, _FEWEST_ROWS), _MOST_ROWS)
+            size = some if some < max(rows) else None
+    return int(blocks), None if size is None else int(size)
+
+
+def _share(blocks: int, strata: int) -> int:
+    """I of m blocks."""
+    share = min(max(blocks // _VISITED, _FEWEST_BLOCKS), _MOST_BLOCKS, blocks)
+    return min(-(-share // strata) * strata, blocks)
+
+
+def _longest(source: Rows) -> int:
+    """The most rows that a block has; 0 for a source that cannot return all of them."""
+
+    def look(source: Rows, random: Stream) -> Any:
+        return source.draw(random, jnp.zeros(1, jnp.int32), None)
+
+    word = jax.ShapeDtypeStruct((), jnp.uint32)
+    try:
+        batch = jax.eval_shape(look, source, Stream(word, word))  # pyright: ignore[reportArgumentType]
+    except Exception:  # a source that needs a batch size says so itself, when it is first used
+        return 0
+    axis = 0 if batch.shared else 1
+    return max((leaf.shape[axis] for leaf in jax.tree.leaves(batch.rows) if leaf.ndim > axis), default=0)
