@@ -17,12 +17,11 @@ from bilevax._step.state import State
 from bilevax._util.trees import PyTree, norm
 from bilevax.solvers.base import AbstractSolver
 
+Make = Callable[..., AbstractSolver]  # of a setting, by keywords
 Metric = Callable[[Problem, State], Any]
 
 
-def many_runs(
-    make: Callable[..., AbstractSolver], sampling: Sampling, metrics: dict[str, Metric], many: bool
-) -> ManyRuns:
+def many_runs(make: Make, sampling: Sampling, metrics: dict[str, Metric], many: bool) -> ManyRuns:
     """The compiled parts: those of an earlier call with the same functions, if there was one."""
     parts = (make, sampling, tuple(metrics.items()), many)
     try:
@@ -49,7 +48,7 @@ class ManyRuns:
 
     def __init__(
         self,
-        make: Callable[..., AbstractSolver],
+        make: Make,
         sampling: Sampling,
         metrics: tuple[tuple[str, Metric], ...] = (),
         many: bool = False,
