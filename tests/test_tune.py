@@ -114,11 +114,11 @@ def test_the_best_of_bad_trials_is_a_warning():
 
 def test_left_out_it_tries_speeds_of_the_automatic_step_of_the_default_solver():
     tuned = tune(solver=None)
-    assert sorted(trial.settings["speed"] for trial in tuned.trials) == [0.1, 0.3, 1.0, 3.0]
+    assert sorted(trial.settings["speed"] for trial in tuned.trials) == [0.1, 0.3, 1.0, 3.0, 10.0]
     assert isinstance(tuned.solver, bx.BlockNewton)
     assert tuned.objective < tuned.start
     steps = [trial.settings["upper_step"] for trial in tune(solver=bx.BSVRBv2(0.1)).trials]
-    assert sorted(steps) == pytest.approx([0.01, 0.03, 0.1, 0.3])
+    assert sorted(steps) == pytest.approx([0.01, 0.03, 0.1, 0.3, 1.0])
 
 
 def test_choices_may_be_none_schedules_transformations_and_numbers_together():

@@ -129,7 +129,7 @@ def tune(
       grid: values by hyper-parameter; all combinations are tried. Combinations that differ in numbers only
         are one compiled program; None, schedules and optax transformations are allowed too. The name "speed"
         stands for `upper_step=automatic_step(speed=…)`, unless `solver` is a function. Left out, speeds from
-        0.1 to 3, or 0.1 to 3 times the `upper_step` of the solver.
+        0.1 to 10, or 0.1 to 10 times the `upper_step` of the solver.
       steps: how many steps the best trials take.
       key: the random key of all runs; the same key gives the same result; left out, `jax.random.key(0)`.
       sampling: how blocks and rows are drawn.
@@ -141,7 +141,8 @@ def tune(
       progress: as in `minimize`.
 
     Returns:
-      A `Tuned`. Its `solver` is ready for `minimize`, which with the same key and steps repeats the best run.
+      A `Tuned`. Its `solver` is ready for `minimize`, which with the same key and steps repeats the best run
+      up to rounding, which long runs in float32 amplify.
 
     Raises:
       ValueError: if no trial is left, or a lower level has slots of its own.

@@ -13,7 +13,7 @@ import numpy as np
 from bilevax._step.pace import automatic_step
 from bilevax.solvers.base import AbstractSolver
 
-_SPEEDS = (0.1, 0.3, 1.0, 3.0)
+_SPEEDS = (0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 def changed(solver: AbstractSolver, **settings: Any) -> AbstractSolver:
