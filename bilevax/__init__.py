@@ -19,6 +19,7 @@ from bilevax._run.run import Best, Result
 from bilevax._run.settings import Settings
 from bilevax._run.stop import Stop
 from bilevax._run.sweep import Sweep, grid, sweep
+from bilevax._run.tune import Trial, Tuned, tune
 from bilevax._run.verification import AccuracyWarning, Verification, verify
 from bilevax._step.averaging import averaged
 from bilevax._step.oracles import Oracles
@@ -101,6 +102,8 @@ __all__ = [
     "Stream",
     "Sweep",
     "TensorBoard",
+    "Trial",
+    "Tuned",
     "Verification",
     "__version__",
     "advance",
@@ -120,6 +123,7 @@ __all__ = [
     "solve_lower",
     "sweep",
     "theory",
+    "tune",
     "value_and_hypergradient",
     "verify",
 ]

@@ -48,7 +48,7 @@ class Evaluation(NamedTuple):
 
 
 class Residuals(eqx.Module):
-    """How far a run is from the truth; each entry is a dict if the levels have names. Prints as numbers.
+    """How far a run is from the truth; each entry is a dict if the levels have names. Prints as a table.
 
     Attributes:
       y: root mean square over the blocks of ‖y_i − y_i(x)‖.
@@ -64,9 +64,22 @@ class Residuals(eqx.Module):
         def shown(entry: PyTree) -> str:
             if isinstance(entry, dict):
                 return f"{{{', '.join(f'{name!r}: {shown(one)}' for name, one in entry.items())}}}"
-            return "None" if entry is None else f"{float(entry):.3g}"
+            return _digits(entry)
 
         return f"Residuals(y={shown(self.y)}, gradient={shown(self.gradient)}, v={shown(self.v)})"
+
+    def __str__(self) -> str:
+        rows = {"y": self.y, "gradient": self.gradient, "v": self.v}
+        named = isinstance(self.y, dict)
+        lines = [["", *self.y]] if named else []
+        for name, entry in rows.items():
+            lines.append([name, *map(_digits, entry.values() if named else [entry])])
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+
+
+def _digits(number: Array | None) -> str:
+    return "None" if number is None else f"{float(number):.3g}"
 
 
 def solve_lower(
@@ -295,8 +308,10 @@ def residuals(
       ... )
       >>> solver = bx.BSVRBv2(upper_step=0.1)
       >>> state = solver.init(problem, jnp.ones(4), jnp.zeros((3, 4)), key=jax.random.key(0))
-      >>> bx.residuals(problem, state)
-      Residuals(y=2, gradient=4, v=0)
+      >>> print(bx.residuals(problem, state))
+      y         2
+      gradient  4
+      v         0
     """
     if not isinstance(state, State):
         raise TypeError(f"state must be the state of a run, got {type(state).__name__}")

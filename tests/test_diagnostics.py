@@ -436,6 +436,18 @@ def test_residuals_of_named_levels_are_named():
     close(found.v["a"], rms(np.asarray(state.v["a"]) - v))
 
 
+def test_residuals_print_as_an_aligned_table_of_numbers():
+    numbers = (jnp.asarray(0.26239), jnp.asarray(1234.5), None)
+    assert str(bx.Residuals(*numbers)) == "y         0.262\ngradient  1.23e+03\nv         None"
+    named = bx.Residuals(*({"first": number, "b": jnp.asarray(2.0)} for number in numbers))
+    assert str(named).splitlines() == [
+        "          first     b",
+        "y         0.262     2",
+        "gradient  1.23e+03  2",
+        "v         None      2",
+    ]
+
+
 def test_residuals_want_a_state():
     with pytest.raises(TypeError, match="state must be the state of a run"):
         bx.residuals(centred(), jnp.ones(2))

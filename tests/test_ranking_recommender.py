@@ -237,6 +237,26 @@ def test_progress_shows_epochs_the_metric_its_best_value_and_the_objective(table
     assert [metrics["objective"] for _, metrics in shown] == pytest.approx(list(history["objective"]))
 
 
+@pytest.mark.parametrize(("rivals", "is_ndcg"), [(1.0, True), (0.2, False)])
+def test_the_objective_that_is_shown_is_minus_the_mean_smoothed_ndcg_of_the_docs(parts, rivals, is_ndcg):
+    ratings, model, shown = parts[0], MF(40, 150, 4), Seen()
+    x = jax.tree.map(lambda leaf: 3 * leaf, model.start(jax.random.key(0)))
+    settings = TrainingSettings(
+        learning_rate=1e-9, weight_decay=0.0, users_per_step=20, positives=60, negatives=1000, alpha=0.2,
+        surrogate="sigmoid", rivals=rivals,
+    )  # fmt: skip
+    train(ratings, model, "song", settings, key=jax.random.key(1), epochs=20, x0=x, every=5, progress=shown)
+    total, ideal = 0.0, np.asarray(ratings.ideal(None))
+    for user in range(40):
+        scores = np.asarray(model.score(x, user, jnp.arange(150)), float)
+        own = slice(ratings.offsets[user], ratings.offsets[user + 1])
+        mine, values = np.asarray(ratings.items)[own], np.asarray(ratings.values, float)[own]
+        rank = (1 / (1 + np.exp(scores[mine][:, None] - scores[None]))).sum(1)
+        total += np.sum((2**values - 1) / np.log2(1 + rank)) / ideal[user]
+    close = bool(shown[-1][1]["objective"] == pytest.approx(-total / 40, rel=0.005))
+    assert close == is_ndcg
+
+
 class Impatient:
     """Interrupts a run at its n-th report of progress."""
 

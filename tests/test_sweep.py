@@ -92,6 +92,47 @@ def test_metrics_are_measured_for_every_run():
     np.testing.assert_allclose(found.history["size"][0, :, -1], (found.x[0] ** 2).sum(-1), rtol=1e-5)
 
 
+def test_a_metric_that_jax_cannot_trace_is_measured_run_by_run():
+    settings = {"upper_step": [0.05, 0.05], "lower_step": [0.05, 1e4]}
+    found = bx.sweep(
+        CASE.problem,
+        CASE.x0,
+        CASE.y0,
+        solver=bx.BSVRBv2,
+        settings=settings,
+        keys=KEYS,
+        metrics={"F": lambda problem, state: bx.objective(problem, state.x), "steps": lambda _, s: s.step},
+        **PLAN,
+    )
+    assert found.history["F"].shape == (2, 2, 3)
+    for seed in range(2):
+        exact = bx.objective(CASE.problem, found.x[0, seed])
+        np.testing.assert_allclose(found.history["F"][0, seed, -1], exact, rtol=1e-6)
+    assert found.scores("F")[1] == np.inf
+    assert found.history["steps"][0, 0].tolist() == [20, 40, 60]
+
+
+def test_a_run_that_a_metric_cannot_measure_is_nan_and_the_warning_names_it():
+    def refuses(problem, state):
+        if float(state.x[0]) != float(CASE.x0[0]):
+            raise RuntimeError("no")
+        return 0.0
+
+    given = {"settings": {"upper_step": [0.0, 0.05]}, "keys": KEYS, "metrics": {"picky": refuses}}
+    with pytest.warns(
+        UserWarning, match=r"metrics\['picky'\] is NaN for setting 1 and seed 0 at step 20: no"
+    ):
+        found = bx.sweep(CASE.problem, CASE.x0, CASE.y0, solver=bx.BSVRBv2, **given, **PLAN)
+    assert (found.history["picky"][0] == 0).all()
+    assert np.isnan(found.history["picky"][1]).all()
+
+
+def test_a_metric_that_is_no_number_is_refused_by_name():
+    given = {"settings": {"upper_step": [0.05]}, "keys": KEYS, "metrics": {"whole": lambda _, state: state.x}}
+    with pytest.raises(TypeError, match=r"metrics\['whole'\] must return one number, got shape \(3,\)"):
+        bx.sweep(CASE.problem, CASE.x0, CASE.y0, solver=bx.BSVRBv2, **given, **PLAN)
+
+
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [

@@ -79,7 +79,8 @@ def minimize(
       metrics: functions of (problem, state), called between compiled chunks; each returns one number. The
         next step overwrites the state's arrays: copy what you keep.
       every: steps between two entries of the history; left out, a hundredth of the run.
-      progress: "auto" (a bar on a terminal, lines elsewhere), "bar", "lines", or None for silence.
+      progress: "auto" (a bar on a terminal, lines elsewhere), "bar", "lines", or None for silence. It shows
+        the speed, F as `history.estimate()` has it, and the latest entry of the history.
       stop: when to stop before the last step, as a `Stop`.
       checkpoint: a directory for checkpoints, or a `Checkpoint` that also says how often, how many, and
         whether to resume.
@@ -224,6 +225,7 @@ class _Entries:
         entry = run.measure(self.measures)
         self.logs.write(entry)
         shown = {name: value for name, value in entry.items() if name not in ("step", "seconds")}
+        shown = {"F": run.history.estimate()} | shown
         self.display.update(run.done, run.speed, shown)
 
 

@@ -17,7 +17,10 @@ class Progress(Protocol):
     def __enter__(self) -> Progress: ...
     def __exit__(self, *error: Any) -> None: ...
     def update(self, step: int, speed: float, metrics: Mapping[str, float]) -> None:
-        """Called between compiled chunks, with the steps done, steps per second and the last metrics."""
+        """Called between compiled chunks, with the steps done, steps per second and the last metrics.
+
+        In a run, `metrics["F"]` is an estimate of F: a number with an `error`, a `trend` and an `advice`.
+        """
 
 
 class Silent:
@@ -52,10 +55,9 @@ class Lines:
         if step < self.total and now - self.printed < self.every_seconds:
             return
         self.printed = now
-        text = f"step {step}/{self.total}  {speed:,.0f} steps/s  {describe(metrics)}"
-        with contextlib.suppress(OSError, ValueError):  # a closed stream must not end a run
-            if sys.stderr is not None:
-                print(text.rstrip(), file=sys.stderr, flush=True)
+        _say(f"step {step}/{self.total}  {speed:,.0f} steps/s  {describe(metrics)}".rstrip())
+        if step >= self.total:
+            _say(advice(metrics))
 
 
 class Bar:
@@ -71,6 +73,7 @@ class Bar:
             rich.TextColumn("{task.fields[metrics]}"),
         )
         self.task = self.bar.add_task("steps", total=total, speed="compiling", metrics="")
+        self.advice = ""
 
     def __enter__(self) -> Bar:
         with contextlib.suppress(OSError, ValueError):  # a closed stream must not end a run
@@ -80,16 +83,29 @@ class Bar:
     def __exit__(self, *error: Any) -> None:
         with contextlib.suppress(OSError, ValueError):
             self.bar.stop()
+        _say(self.advice)
 
     def update(self, step: int, speed: float, metrics: Mapping[str, float]) -> None:
         with contextlib.suppress(OSError, ValueError):
             shown = {"speed": f"{speed:,.0f} steps/s", "metrics": describe(metrics)}
             self.bar.update(self.task, completed=step, **shown)
+        self.advice = advice(metrics)
 
 
 def describe(metrics: Mapping[str, float]) -> str:
     """Metrics as one short line."""
     return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
+def advice(metrics: Mapping[str, float]) -> str:
+    """What to do if F does not get better; empty if there is nothing to say."""
+    return getattr(metrics.get("F"), "advice", "")
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # a closed stream must not end a run
+        if text and sys.stderr is not None:
+            print(text, file=sys.stderr, flush=True)
 
 
 def make_progress(choice: str | Progress | None, total: int) -> Progress:

@@ -172,7 +172,7 @@ class Run:
             "inverse_residual": float(size.inverse_residual),
         }
         for name, measure in measures.items():
-            entry[name] = _number(name, measure(self.inputs[1], self.state))
+            entry[name] = as_number(name, measure(self.inputs[1], self.state))
         self.total, self.counted = (0.0, 0.0), 0
         self.history.append(entry)
         if self.best_iterate is not None:
@@ -275,7 +275,7 @@ class Run:
         return Result(state.average, state.y, state, self.history, outcome, message, *rest)
 
 
-def _number(name: str, value: Any) -> float:
+def as_number(name: str, value: Any) -> float:
     """What a metric returned, as a number."""
     try:
         if value is not None and not isinstance(value, (str, bytes)) and np.shape(value) == ():

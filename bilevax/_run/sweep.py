@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,11 +17,12 @@ from jax import Array
 from bilevax._problem.problem import Problem
 from bilevax._problem.row_means import check_row_means
 from bilevax._problem.sampling import Sampling, as_sampling
+from bilevax._run.many_runs import ManyRuns, Metric, many_runs
 from bilevax._run.progress import Progress, make_progress
-from bilevax._run.run import checked_steps
+from bilevax._run.run import as_number, checked_steps
 from bilevax._step.state import State
 from bilevax._util import checks
-from bilevax._util.trees import PyTree, norm
+from bilevax._util.trees import PyTree, all_finite
 from bilevax.solvers.base import AbstractSolver
 
 Columns = dict[str, np.ndarray]
@@ -94,9 +94,15 @@ def sweep(
     steps: int,
     keys: Array,
     sampling: Sampling | None = None,
+<<<<<<< HEAD
     blocks_per_step: int | Literal["all"] | None = None,
     batch_size: int | Literal["all"] | None = None,
     metrics: Mapping[str, Callable[[Problem, State], Any]] | None = None,
+=======
+    blocks_per_step: int | None = None,
+    batch_size: int | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+>>>>>>> tune
     every: int | None = None,
     progress: str | Progress | None = "auto",
 ) -> Sweep:
@@ -112,9 +118,17 @@ def sweep(
       steps: how many steps every run takes.
       keys: an array of random keys, one per seed.
       sampling: how blocks and rows are drawn.
+<<<<<<< HEAD
       blocks_per_step: I, the blocks a step visits, or "all", as in `Sampling`, for short.
       batch_size: B, the rows per visited block, or "all", as in `Sampling`, for short.
       metrics: functions of (problem, state) that JAX can trace; each returns one number.
+=======
+      blocks_per_step: I, the blocks a step visits, as in `Sampling`, for short.
+      batch_size: B, the rows per visited block, as in `Sampling`, for short.
+      metrics: functions of (problem, state); each returns one number. Those that JAX can trace are measured
+        for all runs at once, others (such as `bx.objective`) for one run after another, which takes longer.
+        Where one of those raises a RuntimeError, its value is NaN, with a warning.
+>>>>>>> tune
       every: steps between two entries of the history; left out, a hundredth of the run.
       progress: as in `minimize`; the metrics shown are the best of all settings.
 
@@ -160,18 +174,23 @@ def sweep(
     stacked = _stack(problems) if many else problem
     display = make_progress(progress, steps)
 
-    batch = _batch(solver, sampling, dict(metrics or {}), many)
+    runs = many_runs(solver, sampling, dict(metrics or {}), many)
     numbers = {name: jnp.asarray(column, float) for name, column in columns.items()}
-    states = jax.block_until_ready(batch.start(stacked, numbers, x0, y0, keys))
-    states, _, _ = jax.block_until_ready(batch.advance(stacked, numbers, states, 0))
+    states = jax.block_until_ready(runs.start(stacked, numbers, x0, y0, keys))
+    states, _, _ = jax.block_until_ready(runs.advance(stacked, numbers, states, 0))
+    measures = {
+        name: _measure(name, metric, runs, problems, stacked, states)
+        for name, metric in (metrics or {}).items()
+    }
     compile_seconds = time.perf_counter() - began
 
     entries, at, seconds, running = [], [], [], 0.0
     with display:
         for begin in range(0, steps, every):
             tick = time.perf_counter()
-            states, objective, measured = batch.advance(stacked, numbers, states, min(every, steps - begin))
-            entry = jax.device_get({"objective": objective} | measured)
+            states, objective, size = runs.advance(stacked, numbers, states, min(every, steps - begin))
+            measured = {name: measure(states) for name, measure in measures.items()}
+            entry = jax.device_get({"objective": objective} | measured | {"gradient_norm": size})
             running += time.perf_counter() - tick
             entries.append(entry)
             at.append(min(begin + every, steps))
@@ -186,57 +205,46 @@ def sweep(
 _all_y = jax.jit(jax.vmap(jax.vmap(lambda state: state.y)))
 
 
-def _batch(
-    make: Callable[..., AbstractSolver], sampling: Sampling, metrics: dict[str, Any], many: bool
-) -> _Batch:
-    """The compiled parts: those of an earlier sweep of the same functions, if there was one."""
-    parts = (make, sampling, tuple(metrics.items()), many)
+def _measure(
+    name: str, metric: Metric, runs: ManyRuns, problems: list[Problem], stacked: Problem, states: State
+) -> Callable[[State], Any]:
+    """A metric of the states of all runs: one program if JAX can trace it, else run by run."""
     try:
-        return _known_batch(*parts)
-    except TypeError:  # a function that cannot be hashed
-        return _Batch(*parts)
+        value = jax.block_until_ready(runs.metrics[name](stacked, states))
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+        return _RunByRun(name, metric, problems)
+    shape, axes = np.shape(value), np.ndim(states.step)
+    if shape[:axes] != shape:
+        raise TypeError(f"metrics[{name!r}] must return one number, got shape {shape[axes:]}")
+    return lambda states: runs.metrics[name](stacked, states)
 
 
-class _Batch:
-    """The compiled parts of a sweep: axes (settings, seeds)."""
+@dataclasses.dataclass
+class _RunByRun:
+    """A metric that needs concrete values: it is called for one run after another."""
 
-    def __init__(
-        self,
-        make: Callable[..., AbstractSolver],
-        sampling: Sampling,
-        measures: tuple[tuple[str, Any], ...],
-        many: bool,
-    ) -> None:
-        metrics, over = dict(measures), 0 if many else None
+    name: str
+    metric: Metric
+    problems: list[Problem]
+    warned: bool = False
 
-        def start(problem: Problem, numbers: Any, x0: PyTree, y0: PyTree, key: Array) -> State:
-            return make(**numbers).start(problem, x0, y0, sampling.sampler(problem, key))
+    def __call__(self, states: State) -> np.ndarray:
+        settings, seeds = np.shape(states.step)
+        values = [[self._one(states, row, seed) for seed in range(seeds)] for row in range(settings)]
+        return np.asarray(values)
 
-        def advance(problem: Problem, numbers: Any, state: State, steps: Array) -> Any:
-            solver = make(**numbers)
-
-            def body(_: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
-                state, total = carry
-                state, info = solver.step(problem, state)
-                return state, total + info.objective
-
-            state, total = jax.lax.fori_loop(0, steps, body, (state, jnp.zeros(())))
-            measured = {name: measure(problem, state) for name, measure in metrics.items()}
-            return state, total / steps, measured | {"gradient_norm": norm(state.z)}
-
-        # First over seeds, then over settings: a problem, x0 and y0 are shared by the settings.
-        self.start = eqx.filter_jit(
-            jax.vmap(
-                jax.vmap(start, in_axes=(over, None, None, None, 0)), in_axes=(None, 0, None, None, None)
-            )
-        )
-        self.advance = jax.jit(
-            jax.vmap(jax.vmap(advance, in_axes=(over, None, 0, None)), in_axes=(None, 0, 0, None)),
-            donate_argnums=2,
-        )
-
-
-_known_batch = functools.lru_cache(maxsize=8)(_Batch)
+    def _one(self, states: State, row: int, seed: int) -> float:
+        state = jax.tree.map(lambda leaf: leaf[row, seed], states)
+        if not bool(all_finite((state.x, state.y))):
+            return np.nan
+        try:
+            return as_number(self.name, self.metric(self.problems[seed % len(self.problems)], state))
+        except RuntimeError as error:
+            if not self.warned:
+                where = f"setting {row} and seed {seed} at step {int(state.step)}"
+                warnings.warn(f"metrics[{self.name!r}] is NaN for {where}: {error}", stacklevel=3)
+                self.warned = True
+            return np.nan
 
 
 def _least(values: np.ndarray) -> float:

@@ -10,15 +10,17 @@ import numpy as np
 
 from bilevax._problem.problem import Problem
 from bilevax._problem.rows import PerBlock, Shared
+<<<<<<< HEAD
 from bilevax._problem.sampling import all_rows
+=======
+>>>>>>> tune
 from bilevax._step.slots import gather
 from bilevax._step.state import State
-from bilevax._truth.few_blocks import solve_few
+from bilevax._truth.few_blocks import affordable_blocks, require_slot_per_block, solve_few
 from bilevax._util import checks
 from bilevax._util.trees import PyTree
 
 _BLOCKS = 8
-_ENTRIES = 2**22  # of the rows of all blocks that are solved
 _OFF = 0.02  # of F, by which the tracked f may differ from it
 _SMALL = 0.001  # of the decrease of F: less is of no interest, where F is nearly zero
 _LEFT = 0.005  # of F, by which a further Newton step may change it
@@ -80,12 +82,12 @@ def verify(problem: Problem, state: State, x0: PyTree, *, blocks: int | None = N
       (35.0, 10.0, '')
     """
     problem = problem.without_centres()
-    for name, level in problem.levels.items():
-        if level.slots is not None:
-            raise ValueError(
-                f"verify needs one slot per block, got the lower level {name!r} with slots of its own"
-            )
-    most = max(1, _affordable(problem)) if blocks is None else checks.whole_number("blocks", blocks, 1)
+    require_slot_per_block(problem, "verify")
+    most = (
+        max(1, affordable_blocks(problem, _BLOCKS))
+        if blocks is None
+        else checks.whole_number("blocks", blocks, 1)
+    )
     count = min(problem.count, most)
     chosen = jnp.asarray(np.unique(np.linspace(0, problem.count - 1, count).round().astype(int)))
     y, v = problem.split("state.y", state.y), problem.split("state.v", state.v)
@@ -118,6 +120,7 @@ def can_verify(problem: Problem) -> bool:
         isinstance(rows, (Shared, PerBlock, type(None))) for rows in (problem.upper_data, *problem.lower_data)
     )
     own_slots = any(level.slots is not None for level in problem.levels.values())
+<<<<<<< HEAD
     return known and not own_slots and _affordable(problem) > 0
 
 
@@ -128,6 +131,9 @@ def _affordable(problem: Problem) -> int:
         leaf.size for batch in (shapes.upper, *shapes.lower.values()) for leaf in jax.tree.leaves(batch.rows)
     )
     return min(_BLOCKS, _ENTRIES // max(entries, 1))
+=======
+    return known and not own_slots and affordable_blocks(problem, _BLOCKS) > 0
+>>>>>>> tune
 
 
 def _message(found: Verification, left: float, noise: float) -> str:

@@ -25,6 +25,7 @@ from bilevax._util.trees import PyTree
 _QUASI_NEWTON_STEPS, _QUASI_NEWTON_SHARE = 100, 1e-4
 _NEWTON_STEPS = 3
 _CG_STEPS, _CG_SHARE = 100, 1e-7
+_ENTRIES = 2**22  # of the rows of all blocks that are solved at once
 
 
 class Truth(NamedTuple):
@@ -76,6 +77,24 @@ def solve_few(
         return Truth(view.f(y), view.f(best), jnp.max(jnp.stack(errors)), v_error, jnp.asarray(left))
 
     return each_block(problem, x, sample, one, y, v)
+
+
+def affordable_blocks(problem: Problem, most: int) -> int:
+    """How many blocks can be solved at once at little cost, at most; 0 if one has too many rows."""
+    shapes = Sampling().sampler(problem, jax.random.key(0)).one_block(problem, None, slots=False)
+    entries = sum(
+        leaf.size for batch in (shapes.upper, *shapes.lower.values()) for leaf in jax.tree.leaves(batch.rows)
+    )
+    return min(most, _ENTRIES // max(entries, 1))
+
+
+def require_slot_per_block(problem: Problem, caller: str) -> None:
+    """Raises if a lower level cannot be solved block by block."""
+    for name, level in problem.levels.items():
+        if level.slots is not None:
+            raise ValueError(
+                f"{caller} needs one slot per block, got the lower level {name!r} with slots of its own"
+            )
 
 
 def _lower(view: BlockView, name: str, y: PyTree) -> tuple[PyTree, Array]:

@@ -1,0 +1,89 @@
+"""F estimated from a history, and whether it still improves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+
+_FEWEST = 8  # entries in a window
+_CLEAR = 3.0  # standard errors between two windows that differ
+_DIGITS = 1e-4  # of F, below which a change does not show in what is printed
+_MOST_ALIKE = 0.9  # correlation of neighbours
+
+_FLOOR = "at its noise floor"
+_ADVICE = f"F is {_FLOOR}: more rows per step (batch_size, blocks_per_step) or a smaller step would lower it"
+
+
+class Estimate(float):
+    """F as the latest entries of a history show it: a number that prints with its error and its trend.
+
+    Attributes:
+      error: its standard error; NaN if there are too few entries.
+      trend: "improving", "rising", "at its noise floor" (no change beyond what noise explains), "steady" (no
+        change in four digits), or "" if there are too few entries to tell.
+    """
+
+    error: float
+    trend: str
+
+    def __new__(cls, value: float, error: float, trend: str) -> Self:
+        new = super().__new__(cls, value)
+        new.error, new.trend = error, trend
+        return new
+
+    @property
+    def advice(self) -> str:
+        """What to do if F does not get better; empty if it does, or if there is nothing to say."""
+        return _ADVICE if self.trend == _FLOOR else ""
+
+    def __str__(self) -> str:
+        return format(self)
+
+    def __format__(self, spec: str) -> str:
+        error = "" if np.isnan(self.error) else f" ± {self.error:.1g}"
+        return format(float(self), spec or ".4g") + error + (f", {self.trend}" if self.trend else "")
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """The mean of the latest quarter of some entries, compared with that of the quarter before.
+
+    Args:
+      values: the tracked f of each entry of a history.
+
+    Example:
+      >>> from bilevax._run.trend import estimate
+      >>> print(estimate([2.0**-n for n in range(40)]))
+      1.861e-10 ± 9e-11, improving
+    """
+    known = np.asarray(values, float)
+    window = max(_FEWEST, len(known) // 4)
+    latest, before = known[-window:], known[-2 * window : -window]
+    value, error = _mean(latest)
+    if len(before) < window or not np.isfinite([*latest, *before]).all():
+        return Estimate(value, error, "")
+    value_before, error_before = _mean(before)
+    fall, noise = value_before - value, _CLEAR * float(np.hypot(error, error_before))
+    if max(abs(fall), noise) <= _DIGITS * abs(value):
+        return Estimate(value, error, "steady")
+    # Windows that do not overlap differ, whatever their errors: a fast fall is no straight line.
+    apart = latest.max() < before.min() or latest.min() > before.max()
+    if abs(fall) <= noise and not apart:
+        return Estimate(value, error, _FLOOR)
+    return Estimate(value, error, "improving" if fall > 0 else "rising")
+
+
+def _mean(values: np.ndarray) -> tuple[float, float]:
+    """The mean and its standard error, for entries that may drift and depend on their neighbours."""
+    count = len(values)
+    if count < _FEWEST or not np.isfinite(values).all():
+        return float(np.mean(values)) if count else np.nan, np.nan
+    times = np.arange(count) - (count - 1) / 2
+    centred = values - np.mean(values)
+    # A drift is no noise: without it, a history that falls steadily would have a large error.
+    rest = centred - times * (times @ centred) / (times @ times)
+    squares = float(rest @ rest)
+    alike = np.clip(rest[1:] @ rest[:-1] / squares, 0, _MOST_ALIKE) if squares > 0 else 0.0
+    variance = squares / (count - 2) * (1 + alike) / (1 - alike)
+    return float(np.mean(values)), float(np.sqrt(variance / count))
