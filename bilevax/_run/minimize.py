@@ -132,7 +132,7 @@ def minimize(
     solver.check(problem, sampler)
 
     with contextlib.ExitStack() as stack:
-        run = Run(*_start(solver, problem, x0, y0, sampler, shards), shards, stop)
+        run = Run(*_start(solver, problem, x0, y0, sampler, shards), stop)
         saves = None
         if saving is not None:
             together = shards is not None and shards.several_processes
@@ -299,15 +299,19 @@ def _start(
     y0: PyTree,
     sampler: Sampler,
     shards: Shards | None,
-) -> tuple[AbstractSolver, Problem, State]:
-    """The solver and the problem as a compiled chunk takes them, and the state before the first step."""
+) -> tuple[AbstractSolver, Problem, State, Shards | None, Callable[[AbstractSolver], State]]:
+    """The solver and the problem as a compiled chunk takes them, the state before the first step, the devices
+    that share the blocks, and how any solver begins."""
     check_row_means(problem, x0, y0)
     if shards is not None:
         shards.check(solver, problem, x0, y0, sampler)
         problem = shards.place(shards.spread(problem))
         x0, y0, sampler = shards.place_start(x0, y0, sampler)
-    state = compiled_start(solver, problem, x0, y0, sampler, shards)
-    return numbers_as_arrays(solver), problem, state
+
+    def begin(solver: AbstractSolver) -> State:
+        return compiled_start(solver, problem, x0, y0, sampler, shards)
+
+    return numbers_as_arrays(solver), problem, begin(solver), shards, begin
 
 
 def _with_strata(sampling: Sampling, saving: Checkpoint | None, shards: Shards | None) -> Sampling:
