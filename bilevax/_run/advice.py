@@ -11,7 +11,7 @@ from __future__ import annotations
 from bilevax._problem.problem import Problem
 from bilevax._run.ill_posed import curvature_fault, unbounded_below
 from bilevax._run.knobs import AT_REST, Change, Knobs, shown, used
-from bilevax._run.replay import Replays, Trial
+from bilevax._run.replay import Replays, TooLongError, Trial
 from bilevax._step.state import State
 from bilevax.solvers.base import AbstractSolver
 
@@ -39,12 +39,23 @@ class _Advice:
         self.start: State = replays.begin(solver)
         self.used = used(solver, problem, self.start)
         self.automatic = self._automatic()
+        self.trials: dict[tuple[str, ...], Trial] = {}
+        self.learnt = ""
 
     def sentence(self) -> str:
-        """What to change, and why."""
+        """What to change, and why; what was learnt until then, if that would take too long."""
+        try:
+            return self._sentence()
+        except TooLongError:
+            return self.learnt
+
+    def _sentence(self) -> str:
         rest = self.knobs.at_rest()
         if not self._try((rest,)).stable:
-            return self._lower("the lower variables diverge even while x rests")
+            why = "the lower variables diverge even while x rests"
+            self.learnt = f"{why}: {self._smaller(('lower_step', 'inverse_step', 'alpha', 'gamma'))}"
+            return self._lower(why)
+        self.learnt = f"the lower variables are stable at x0 while x rests: {self._smaller(('upper_step',))}"
         healthy = self.replays.last_healthy(self.knobs.solver)
         if int(healthy.step) and not self._try((rest,), healthy).stable:
             found = self._first(self._suspects() + self._shorter_lower(_FACTORS))
@@ -65,6 +76,9 @@ class _Advice:
             return fault or self._helpless(candidates, why)
         both = found if self._try(found).stable else ()
         both = both or self._first([found + change for change in self._shorter_upper()])
+        endless = self._endless(self._try(both)) if both else ""
+        if endless:
+            return endless
         effect = _EFFECT if both else "y and v stay finite while x rests"
         return self._say(both or found, why, effect) + (f"; besides, {fault}" if fault else "")
 
@@ -75,15 +89,18 @@ class _Advice:
         found = self._first(likely)
         if found in shorter[:-1]:
             found = self._better(found, shorter[shorter.index(found) + 1])
-        way = self._try(found or shorter[0])
-        fault = way.falls and unbounded_below(self.problem, self.start.x, way.x, self.start.y)
-        if fault:
-            return fault
+        endless = self._endless(self._try(found or shorter[0]))
+        if endless:
+            return endless
         fault = curvature_fault(self.problem, self.start.x, self.start.y)
         found = found or (() if fault else self._first(others))
         if not found:
             return fault or self._helpless(likely + others, why)
         return self._say(found, why) + (f"; besides, {fault}" if fault else "")
+
+    def _endless(self, trial: Trial) -> str:
+        """Whether f falls without end along the way of x in a replay."""
+        return unbounded_below(self.problem, self.start.x, trial.x, self.start.y) if trial.falls else ""
 
     def _better(self, found: _Changes, further: _Changes) -> _Changes:
         """The one of two changes with which f is less, if both are stable."""
@@ -91,9 +108,14 @@ class _Advice:
         return further if other.stable and other.objective < one.objective else found
 
     def _try(self, changes: _Changes, start: State | None = None) -> Trial:
+        texts = tuple(change.text for change in changes)
+        if start is None and texts in self.trials:
+            return self.trials[texts]
         solver = self.knobs.replaced({change.name: change.value for change in changes})
-        at_rest = any(change.text == AT_REST for change in changes)
-        return self.replays.run(solver, start, at_rest=at_rest)
+        trial = self.replays.run(solver, start, at_rest=AT_REST in texts)
+        if start is None:
+            self.trials[texts] = trial
+        return trial
 
     def _first(self, candidates: list[_Changes]) -> _Changes:
         """The first changes under which a replay is stable; empty if none are."""
@@ -159,12 +181,21 @@ class _Advice:
             text += f"; more blocks per step help, too: blocks_per_step={more} instead of {sampler.per_step}"
         return text
 
-    def _instead(self, change: Change) -> str:
-        given = self.knobs.values[change.name]
+    def _smaller(self, names: tuple[str, ...]) -> str:
+        """Which of some hyper-parameters to look at: those that the solver has."""
+        given = [name for name in names if name in self.knobs and self.knobs.values[name] is not None]
+        found = given or [name for name in names if name in self.knobs][:1]
+        return f"try a tenth of {' or '.join(f'{name} ({self._known(name)})' for name in found)}"
+
+    def _known(self, name: str) -> str:
+        """A value that was given, or the automatic one."""
+        given, automatic = self.knobs.values[name], self.used.get(name)
         if given is not None:
-            return f"{change.text} instead of {shown(given)}"
-        automatic = self.used.get(change.name)
-        return change.text + ("" if automatic is None else f" instead of the automatic {automatic:.3g}")
+            return shown(given)
+        return "the automatic one" if automatic is None else f"the automatic {automatic:.3g}"
+
+    def _instead(self, change: Change) -> str:
+        return f"{change.text} instead of {self._known(change.name)}"
 
     def _helpless(self, candidates: list[_Changes], why: str) -> str:
         """What was tried in vain, and what cannot be tried from here."""

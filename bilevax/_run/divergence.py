@@ -167,7 +167,8 @@ def _outside_domain(problem: Problem, state: State) -> str:
     for name in means:
         for place in map(int, np.flatnonzero(bad & is_finite(y | {name: seen[name]}))):
             tracked, fresh = (_entries(tree[name], place) for tree in (y, seen))
-            if np.isfinite(tracked).all():
+            overflown = np.finfo(tracked.dtype).max ** 0.4  # so large a mean has diverged itself
+            if np.isfinite(tracked).all() and np.abs(tracked).max() < overflown:
                 return (
                     f"f is not finite at the tracked mean of lower level {name!r} in block "
                     f"{int(sample.blocks[place])}, {_short(tracked)}, although it is at a sample of it, "

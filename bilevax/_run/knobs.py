@@ -161,7 +161,7 @@ def times(value: Any) -> Callable[[float], Any]:
         by_level = {level: times(one) for level, one in value.items() if one is not None}
         return lambda factor: {level: one(factor) for level, one in by_level.items()}
     if callable(value):
-        schedule: Callable[[Array], Array] = value
+        schedule: Any = value
 
         def scaled(factor: Array, step: Array) -> Array:
             return jnp.where(factor == 0, 0, factor * schedule(step))

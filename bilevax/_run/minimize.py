@@ -164,7 +164,7 @@ def minimize(
                 raise
     reached = result(Outcome.DIVERGED if run.failed else outcome)
     if _to_verify(stop, problem, reached, steps, shards):
-        found = verify(problem, reached.state, x0)
+        found = verify(problem, reached.state, x0, solver=solver)
         reached = dataclasses.replace(reached, verification=found)
         if found.message:
             warnings.warn(found.message, AccuracyWarning, stacklevel=2)

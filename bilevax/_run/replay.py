@@ -17,8 +17,8 @@ from bilevax._step.state import State
 from bilevax._util.trees import PyTree
 from bilevax.solvers.base import AbstractSolver
 
-_LEAST = 100  # steps of each half of a replay
-_GROWN = 10.0  # the growth from the first to the second half that is a divergence
+_LEAST = 100  # steps of each part of a replay
+_GROWN = 10.0  # the growth from the first to the second part that is a divergence
 _HALVINGS = 6
 
 
@@ -32,8 +32,8 @@ class Trial:
 
     Attributes:
       stable: whether it stayed finite, and did not begin to grow.
-      objective: the mean of f in its second half.
-      falls: whether f was less there than in the first half.
+      objective: the mean of f in its second part.
+      falls: whether f was less there than in the first part.
       x: where x ended.
     """
 
@@ -44,7 +44,7 @@ class Trial:
 
 
 class Replays:
-    """Runs from the same start, on the same samples, for at least twice the steps until the divergence.
+    """Runs from the same start, on the same samples, for half as many steps again as until the divergence.
 
     Args:
       problem: the problem.
@@ -66,16 +66,17 @@ class Replays:
         self.length, self.left = max(steps, _LEAST), most
 
     def run(self, solver: AbstractSolver, state: State | None = None, *, at_rest: bool = False) -> Trial:
-        """Two halves of a replay, from a state or from the start.
+        """The two parts of a replay, from a state or from the start.
 
         Variables that grow are no divergence if f falls meanwhile; unless x is `at_rest`.
         """
-        self._reserve(2 * self.length)
+        more = max(self.length // 2, _LEAST)
+        self._reserve(self.length + more)
         solver = numbers_as_arrays(solver)
         begun: State = self.begin(solver) if state is None else jax.tree.map(jnp.copy, state)
         first, f_first = self._chunk(solver, begun, self.length)
         before = _sizes(first)
-        last, f_last = self._chunk(solver, first, self.length)
+        last, f_last = self._chunk(solver, first, more)
         after = _sizes(last)
         finite = bool(np.isfinite([f_first, f_last, *before, *after]).all())
         grows = bool(np.any(after > _GROWN * before))
@@ -84,7 +85,7 @@ class Replays:
 
     def last_healthy(self, solver: AbstractSolver) -> State:
         """The state shortly before the run began to diverge: f and z are within ten times the first ones."""
-        self._reserve(2 * self.steps)
+        self._reserve(self.steps)
         solver = numbers_as_arrays(solver)
         state = self.begin(solver)
         slope, value, piece = float(_size(state.z)), 0.0, self.steps

@@ -163,7 +163,8 @@ class Run:
         def advice() -> str:
             if self.several_processes:  # they might not agree on how many replays to take
                 return ""
-            replays = Replays(problem, self.begin, self.done, _ADVICE_SECONDS * self.speed, self.shards)
+            most = _ADVICE_SECONDS * self.speed + self.done
+            replays = Replays(problem, self.begin, self.done, most, self.shards)
             return advise(solver, problem, replays)
 
         return describe(problem, solver, self.state, first, self.done, advice)
