@@ -129,16 +129,10 @@ class _Advice:
 
     def _upper_suspects(self) -> list[_Changes]:
         """What the user gave that makes z large or noisy."""
-        names = [name for name in ("gamma", "gamma_bar", "alpha", "alpha_bar") if self._is_beyond(name)]
-        return self._higher_floors() + [(self.knobs.set_to(name, self.automatic[name]),) for name in names]
-
-    def _higher_floors(self) -> list[_Changes]:
-        """Higher floors, if a given one is lower than the automatic one."""
-        if not (self.knobs.is_given("floor") and {"floor"} <= self.used.keys() & self.automatic.keys()):
-            return []
-        automatic = self.automatic["floor"]
-        low = _BEYOND * self.used["floor"] < automatic
-        return [(self.knobs.set_to("floor", automatic * factor),) for factor in (1, 10, 100) if low]
+        known = self.knobs.is_given("floor") and "floor" in self.used and "floor" in self.automatic
+        names = ["floor"] if known and _BEYOND * self.used["floor"] < self.automatic["floor"] else []
+        names += [name for name in ("gamma", "gamma_bar", "alpha", "alpha_bar") if self._is_beyond(name)]
+        return [(self.knobs.set_to(name, self.automatic[name]),) for name in names]
 
     def _is_beyond(self, name: str) -> bool:
         known = self.knobs.is_given(name) and name in self.used and name in self.automatic
