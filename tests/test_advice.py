@@ -14,6 +14,7 @@ import pytest
 
 import bilevax as bx
 import bilevax.testing
+from bilevax._run.replay import TooLongError
 
 KNOBS = {"upper_step", "lower_step", "inverse_step", "alpha", "alpha_bar", "beta", "gamma", "gamma_bar"}
 KNOBS |= {"floor", "radius", "penalty", "refresh_chance"}
@@ -259,7 +260,7 @@ def test_a_log_of_a_tracked_mean_is_named(method):
 
 
 def test_a_warning_names_what_can_be_changed_with_values():
-    """y lags behind x, as the lower problems are ill-conditioned; where a step sees all, noise is no cause."""
+    """y lags behind x where lower problems are ill-conditioned; if a step sees all, noise is no cause."""
     curvature = jnp.array([1.0, 1e-3])
     problem = bx.Problem(
         lambda x, y, block, batch: jnp.sum((y - block) ** 2),
@@ -291,9 +292,22 @@ def test_advice_that_cannot_be_found_out_falls_back_on_what_is_not_finite(monkey
     assert re.search(r"look at \w+ \(", message), message
 
 
-def test_advice_after_a_long_run_says_what_was_learnt(monkeypatch):
-    monkeypatch.setattr("bilevax._run.run._ADVICE_SECONDS", 0.0)
-    monkeypatch.setattr("bilevax._run.replay._LEAST", 10)
+@pytest.mark.parametrize(
+    ("step", "value", "words"),
+    [
+        ("lower_step", 5.0, r"diverge even while x rests: try a tenth of lower_step \(5\) or inverse_step"),
+        ("upper_step", 50.0, r"stable at x0 while x rests: try a tenth of upper_step \(50\)"),
+    ],
+)
+def test_advice_after_a_long_run_says_what_was_learnt(step, value, words, monkeypatch):
+    taken = []
+
+    def reserve(replays, steps):
+        taken.append(steps)
+        if len(taken) > 1:
+            raise TooLongError
+
+    monkeypatch.setattr("bilevax._run.replay.Replays._reserve", reserve)
     case = FAMILY["quadratic"]
-    message = diverged(case.problem, case.x0, case.y0, bx.BSVRBv2(**(LAZY | {"lower_step": 5.0})))
-    assert "look at lower_step (5)" in message
+    message = diverged(case.problem, case.x0, case.y0, bx.BSVRBv2(**(LAZY | {step: value})))
+    assert re.search(words, message), message
