@@ -59,13 +59,16 @@ def test_an_x_that_is_worse_than_the_start_is_noticed():
 
 
 def test_the_message_names_what_to_try():
-    problem = lagging(1e-3)
+    case = Quadratic(m=40, rows=10, d_y=3, d_x=3)
+    common = {"blocks_per_step": 2, "batch_size": 1, "progress": None, "stop": bx.Stop(verify=True)}
     with pytest.warns(bx.AccuracyWarning) as caught:
-        bx.minimize(
-            problem, jnp.zeros(2), jnp.zeros((2, 2)), solver=bx.SOBA(upper_step=0.1), steps=500, progress=None
-        )
-    assert "blocks_per_step" in str(caught[0].message)
-    assert "batch_size" in str(caught[0].message)
+        bx.minimize(case.problem, case.x0, case.y0, solver=bx.SOBA(upper_step=0.1), steps=1, **common)
+    message = str(caught[0].message)
+    assert "the objective in the history is not F" in message
+    assert (
+        "try blocks_per_step=8 instead of 2, batch_size=4 instead of 1, steps=4 instead of 1, or" in message
+    )
+    assert "upper_step=0.03 instead of 0.1" in message
 
 
 def test_a_block_that_cannot_be_solved_is_said_to_be_unverified():

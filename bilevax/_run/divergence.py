@@ -1,8 +1,9 @@
-"""Which quantity of a run is no longer finite, and which step size to look at."""
+"""Which quantity of a run is no longer finite, and what to do about it."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,25 +13,46 @@ import numpy as np
 from bilevax._problem.problem import Problem
 from bilevax._problem.rows import PerBlock, Shared
 from bilevax._problem.view import each_block
+from bilevax._run.knobs import Knobs, is_number, rounded, shown
 from bilevax._step.slot_table import SlotTable
 from bilevax._step.slots import gather
 from bilevax._step.state import Along, State
 from bilevax._util.trees import PyTree, all_finite, where_slot, zeros_like
+from bilevax.solvers.base import AbstractSolver
 
+# By the letter of what is not finite, the hyper-parameters to look at: the first that the solver has.
 _REMEDY = {
-    "s": "lower_step",
-    "y": "lower_step",
-    "u": "inverse_step",
-    "v": "inverse_step",
-    "mean": "alpha, gamma and upper_step",
-    "H": "lower_step, and floor",
-    "z": "upper_step, and beta",
-    "x": "upper_step",
+    "s": ("lower_step", "alpha", "upper_step"),
+    "y": ("lower_step", "alpha", "upper_step"),
+    "u": ("inverse_step", "lower_step", "alpha", "upper_step"),
+    "v": ("inverse_step", "lower_step", "alpha", "upper_step"),
+    "H": ("lower_step", "alpha", "upper_step"),
+    "mean": ("upper_step",),
+    "z": ("upper_step",),
+    "x": ("upper_step",),
 }
 
 
-def describe(problem: Problem, state: State, first: int, last: int) -> str:
-    """A sentence on what is not finite: a row of the data if there is one, else a tracked quantity."""
+def describe(
+    problem: Problem,
+    solver: AbstractSolver,
+    state: State,
+    first: int,
+    last: int,
+    advise: Callable[[], str] = lambda: "",
+) -> str:
+    """A sentence on what is not finite, and what to do about it.
+
+    It is a row of the data if there is one, else a tracked quantity.
+
+    Args:
+      problem: the problem.
+      solver: the solver.
+      state: the state at the step where f, x or a tracked quantity was no longer finite.
+      first: the first step of the range in which the trouble arose.
+      last: the last one.
+      advise: which hyper-parameter to look at, found by experiment; an empty text if that is not known.
+    """
     slots = _out_of_range(problem, state)
     if slots:
         return f"the run ended between steps {first} and {last}: {slots}"
@@ -40,60 +62,69 @@ def describe(problem: Problem, state: State, first: int, last: int) -> str:
     left = _outside_domain(problem, state)
     if left:
         return f"the run diverged between steps {first} and {last}: {left}"
-    return _describe(state, first, last)
+    letters, what = _not_finite(state, last)
+    if last <= 1:
+        return f"f is not finite at the start: {what} after one step; look at x0, y0 and the data"
+    return (
+        f"the run diverged between steps {first} and {last}: {what}; {advise() or _remedy(solver, letters)}"
+    )
 
 
-def _describe(state: State, first: int, last: int) -> str:
-    """A sentence on the quantity that went wrong first, at the step where f was no longer finite.
+def _remedy(solver: AbstractSolver, letters: list[str]) -> str:
+    """Which hyper-parameters to look at, by the letters of what is not finite alone."""
+    knobs = Knobs(solver)
+    names = [next((name for name in _REMEDY[letter] if name in knobs), "") for letter in letters]
+    names = list(dict.fromkeys(name for name in names if name))
+    if not names:
+        return "start from another x0, or use less noise"
+    values = {name: knobs.values[name] for name in names}
+    used = " and ".join(
+        f"{name} (left out)" if value is None else f"{name} ({shown(value)})"
+        for name, value in values.items()
+    )
+    numbers = {name: value for name, value in values.items() if value is not None and is_number(value)}
+    smaller = ", ".join(f"{name}={rounded(0.1 * float(value)):g}" for name, value in numbers.items())
+    text = f"look at {used}, or start from a smaller one"
+    text += f", such as {smaller}" if smaller else ""
+    return text + (
+        "; or leave upper_step out: bx.automatic_step() then moves x" if "upper_step" in numbers else ""
+    )
+
+
+def _not_finite(state: State, last: int) -> tuple[list[str], str]:
+    """The letters of what went wrong first, and a clause on it, at the step where f was no longer finite.
 
     If x was not finite one step earlier, it is x. Otherwise a block makes z and x non-finite within one step,
     so blocks are named before them. If f overflowed while all its arguments are finite, the largest is
-    named. Where x and blocks are both gone, and it is not known which of them went first, none of them is
-    named: x one step earlier cannot be had from a z that is not finite, and accelerators stop a run some
-    steps late.
-
-    Args:
-      state: the state at that step.
-      first: the first step of the range in which the trouble arose.
-      last: the last one.
+    named. Where x and blocks are both gone, and it is not known which of them went first, both are named: x
+    one step earlier cannot be had from a z that is not finite, and accelerators stop a run some steps late.
     """
     blocks = [
         (letter, name, tree) for name, memory in state.levels.items() for letter, tree in memory.parts()
     ]
     broken: list[Any] = [(letter, name, *map(int, _bad_slots(tree))) for letter, name, tree in blocks]
     broken = [one for one in broken if one[-1]]
-    where, how = "", "is not finite"
     # After a plain step, x before cannot be told from a z that is not finite; unless the step was not.
     lost = isinstance(state.back, Along) and _finite(state.back) and not _finite(state.z)
     late = jax.default_backend() != "cpu"
     unclear = late or (lost and not _moved(state, broken))
     if last > 1 and broken and unclear and not _finite((state.x, state.z)):
-        return (
-            f"the run diverged between steps {first} and {last}: x and {max(one[-1] for one in broken)} "
-            f"blocks are not finite{', up to 31 steps after f was not' if late else ''}; "
-            "look at upper_step and lower_step, or start from smaller ones"
-        )
+        count = max(one[-1] for one in broken)
+        delay = ", up to 31 steps after f was not" if late else ""
+        return ["x", broken[0][0]], f"x and {count} blocks are not finite{delay}"
     if not lost and state.x_before is not None and not _finite(state.x_before):
-        letter = "x"
-    elif broken:
+        return ["x"], "x is not finite"
+    if broken:
         letter, name, worst, count = broken[0]
-        where = f" of block {worst} (lower level {name!r}, {count} blocks in all)"
-    elif not _finite((state.x, state.z)):
+        where = f"of block {worst} (lower level {name!r}, {count} blocks in all)"
+        return [letter], f"{letter} {where} is not finite"
+    if not _finite((state.x, state.z)):
         letter = "x" if _finite(state.z) else "z"
-    else:
-        candidates = [(float(_largest(tree)), letter, name) for letter, name, tree in blocks]
-        candidates += [(float(_largest(state.z)), "z", ""), (float(_largest(state.x)), "x", "")]
-        size, letter, name = max(candidates)
-        where = f" of lower level {name!r}" if name else ""
-        how = f"has grown to {size:.1e}"
-    if last <= 1:
-        return (
-            f"f is not finite at the start: {letter}{where} {how} after one step; look at x0, y0 and the data"
-        )
-    return (
-        f"the run diverged between steps {first} and {last}: {letter}{where} {how}; "
-        f"look at {_REMEDY[letter]}, or start from a smaller one"
-    )
+        return [letter], f"{letter} is not finite"
+    candidates = [(float(_largest(tree)), letter, name) for letter, name, tree in blocks]
+    candidates += [(float(_largest(state.z)), "z", ""), (float(_largest(state.x)), "x", "")]
+    size, letter, name = max(candidates)
+    return [letter], f"{letter}{f' of lower level {name!r}' if name else ''} has grown to {size:.1e}"
 
 
 def _out_of_range(problem: Problem, state: State) -> str:
@@ -136,7 +167,8 @@ def _outside_domain(problem: Problem, state: State) -> str:
     for name in means:
         for place in map(int, np.flatnonzero(bad & is_finite(y | {name: seen[name]}))):
             tracked, fresh = (_entries(tree[name], place) for tree in (y, seen))
-            if np.isfinite(tracked).all():
+            overflown = np.finfo(tracked.dtype).max ** 0.4  # so large a mean has diverged itself
+            if np.isfinite(tracked).all() and np.abs(tracked).max() < overflown:
                 return (
                     f"f is not finite at the tracked mean of lower level {name!r} in block "
                     f"{int(sample.blocks[place])}, {_short(tracked)}, although it is at a sample of it, "

@@ -137,11 +137,11 @@ def minimize(
     solver.check(problem, sampler)
 
     with contextlib.ExitStack() as stack:
-        run = Run(*_start(solver, problem, x0, y0, sampler, shards), shards, stop)
+        run = Run(*_start(solver, problem, x0, y0, sampler, shards), stop)
         saves = None
         if saving is not None:
             together = shards is not None and shards.several_processes
-            same = identity(problem, solver, run.state)
+            same = identity(problem.with_centres(run.state.centres), solver, run.state)
             saves = _Saves(saving, CheckpointStore(saving.directory, same, saving.keep, together))
             stack.callback(saves.store.close)
             run.continue_from(saves.store) if saving.resume else saves.store.require_none()
@@ -170,7 +170,7 @@ def minimize(
                 raise
     reached = result(Outcome.DIVERGED if run.failed else outcome)
     if _to_verify(stop, problem, reached, steps, shards):
-        found = verify(problem, reached.state, x0)
+        found = verify(problem, reached.state, x0, solver=solver)
         reached = dataclasses.replace(reached, verification=found)
         if found.message:
             warnings.warn(found.message, AccuracyWarning, stacklevel=2)
@@ -306,8 +306,9 @@ def _start(
     y0: PyTree,
     sampler: Sampler,
     shards: Shards | None,
-) -> tuple[AbstractSolver, Problem, State]:
-    """The solver and the problem as a compiled chunk takes them, and the state before the first step."""
+) -> tuple[AbstractSolver, Problem, State, Shards | None, Callable[[AbstractSolver], State]]:
+    """The solver and the problem as a compiled chunk takes them, the state before the first step, the devices
+    that share the blocks, and how any solver begins."""
     check_row_means(problem, x0, y0)
     if shards is None:
         problem = with_offsets(problem, solver, x0, y0, sampler)
@@ -315,8 +316,11 @@ def _start(
         shards.check(solver, problem, x0, y0, sampler)
         problem = shards.place(shards.spread(problem))
         x0, y0, sampler = shards.place_start(x0, y0, sampler)
-    state = compiled_start(solver, problem, x0, y0, sampler, shards)
-    return numbers_as_arrays(solver), problem, state
+
+    def begin(solver: AbstractSolver) -> State:
+        return compiled_start(solver, problem, x0, y0, sampler, shards)
+
+    return numbers_as_arrays(solver), problem, begin(solver), shards, begin
 
 
 def _with_strata(sampling: Sampling, saving: Checkpoint | None, shards: Shards | None) -> Sampling:

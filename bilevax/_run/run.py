@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bilevax._problem.problem import Problem
+from bilevax._run.advice import advise
 from bilevax._run.checkpoint import CheckpointError
 from bilevax._run.checkpoint_store import CheckpointStore
 from bilevax._run.chunks import Sizes, compiled_chunk, sizes
@@ -18,6 +20,7 @@ from bilevax._run.divergence import describe
 from bilevax._run.history import History
 from bilevax._run.interrupts import Interrupts
 from bilevax._run.outcome import Outcome
+from bilevax._run.replay import Replays
 from bilevax._run.settings import Settings
 from bilevax._run.sharding import Shards
 from bilevax._run.stop import Stop
@@ -30,6 +33,10 @@ from bilevax.solvers.base import AbstractSolver
 
 _CHUNK_SECONDS = 0.5  # about how long a compiled chunk lasts, and how soon signals and clocks are noticed
 _FIRST_CHUNK = 8
+_ADVICE_SECONDS, _ADVICE_SHARE = (
+    60.0,
+    5.0,
+)  # what advice after a divergence may cost, and its share of the run
 MOST_STEPS = 2**31 - 1
 FIXED = ("objective", "gradient_norm", "lower_residual", "inverse_residual")  # measured in any run
 
@@ -105,9 +112,10 @@ class Run:
         problem: Problem,
         state: State,
         shards: Shards | None,
+        begin: Callable[[AbstractSolver], State],
         stop: Stop,
     ):
-        self.inputs = (solver, problem)
+        self.inputs, self.begin = (solver, problem), begin
         self.state, self.history, self.shards, self.stop = state, History(), shards, stop
         self.done, self.running, self.compile_seconds = 0, 0.0, 0.0
         self.total, self.counted = (0.0, 0.0), 0  # of f, since the last entry
@@ -149,13 +157,26 @@ class Run:
         (next_chunk,) = self.agreed(int(_CHUNK_SECONDS * (self.done - before) / elapsed))
         self.chunk = max(1, min(2**30, 4 * self.chunk, int(next_chunk)))
         if not np.isfinite(self.total[0]):
-            self.failed = describe(self.inputs[1], self.state, before, self.done)
+            self.failed = self._divergence(before)
+
+    def _divergence(self, first: int) -> str:
+        """What is not finite since a step, and which hyper-parameter to look at."""
+        solver, problem = self.inputs
+
+        def advice() -> str:
+            if self.several_processes:  # they might not agree on how many replays to take
+                return ""
+            most = _ADVICE_SECONDS * self.speed + self.done
+            replays = Replays(problem, self.begin, self.done, most, self.shards)
+            return advise(solver, problem, replays)
+
+        return describe(problem, solver, self.state, first, self.done, advice)
 
     def check(self) -> Sizes:
         """How large the tracked gradients are; notes if x or anything tracked is no longer finite."""
         size = sizes(self.state)
         if not self.failed and not bool(size.finite):
-            self.failed = describe(self.inputs[1], self.state, self.last_finite, self.done)
+            self.failed = self._divergence(self.last_finite)
         elif not self.failed:
             self.last_finite = self.done
         return size

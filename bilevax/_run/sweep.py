@@ -94,15 +94,9 @@ def sweep(
     steps: int,
     keys: Array,
     sampling: Sampling | None = None,
-<<<<<<< HEAD
     blocks_per_step: int | Literal["all"] | None = None,
     batch_size: int | Literal["all"] | None = None,
-    metrics: Mapping[str, Callable[[Problem, State], Any]] | None = None,
-=======
-    blocks_per_step: int | None = None,
-    batch_size: int | None = None,
     metrics: Mapping[str, Metric] | None = None,
->>>>>>> tune
     every: int | None = None,
     progress: str | Progress | None = "auto",
 ) -> Sweep:
@@ -118,17 +112,11 @@ def sweep(
       steps: how many steps every run takes.
       keys: an array of random keys, one per seed.
       sampling: how blocks and rows are drawn.
-<<<<<<< HEAD
       blocks_per_step: I, the blocks a step visits, or "all", as in `Sampling`, for short.
       batch_size: B, the rows per visited block, or "all", as in `Sampling`, for short.
-      metrics: functions of (problem, state) that JAX can trace; each returns one number.
-=======
-      blocks_per_step: I, the blocks a step visits, as in `Sampling`, for short.
-      batch_size: B, the rows per visited block, as in `Sampling`, for short.
       metrics: functions of (problem, state); each returns one number. Those that JAX can trace are measured
         for all runs at once, others (such as `bx.objective`) for one run after another, which takes longer.
         Where one of those raises a RuntimeError, its value is NaN, with a warning.
->>>>>>> tune
       every: steps between two entries of the history; left out, a hundredth of the run.
       progress: as in `minimize`; the metrics shown are the best of all settings.
 

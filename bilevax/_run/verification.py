@@ -10,15 +10,14 @@ import numpy as np
 
 from bilevax._problem.problem import Problem
 from bilevax._problem.rows import PerBlock, Shared
-<<<<<<< HEAD
-from bilevax._problem.sampling import all_rows
-=======
->>>>>>> tune
+from bilevax._problem.sampling import Sampler
+from bilevax._run.knobs import Knobs, is_number, rounded, shown
 from bilevax._step.slots import gather
 from bilevax._step.state import State
 from bilevax._truth.few_blocks import affordable_blocks, require_slot_per_block, solve_few
 from bilevax._util import checks
 from bilevax._util.trees import PyTree
+from bilevax.solvers.base import AbstractSolver
 
 _BLOCKS = 8
 _OFF = 0.02  # of F, by which the tracked f may differ from it
@@ -53,7 +52,14 @@ class Verification:
     message: str
 
 
-def verify(problem: Problem, state: State, x0: PyTree, *, blocks: int | None = None) -> Verification:
+def verify(
+    problem: Problem,
+    state: State,
+    x0: PyTree,
+    *,
+    blocks: int | None = None,
+    solver: AbstractSolver | None = None,
+) -> Verification:
     """Solves a few blocks on all their rows, and compares what a run tracks with the truth.
 
     Args:
@@ -61,6 +67,7 @@ def verify(problem: Problem, state: State, x0: PyTree, *, blocks: int | None = N
       state: the state of a run, of any solver.
       x0: where the run started.
       blocks: how many blocks; left out, 8, or fewer if they have many rows.
+      solver: the solver of the run, whose upper step the message may name.
 
     Returns:
       A `Verification`.
@@ -107,7 +114,9 @@ def verify(problem: Problem, state: State, x0: PyTree, *, blocks: int | None = N
     change = np.asarray(found.value - start.value, np.float64)
     # F may rise on a few blocks where it falls on all: their spread says what that can account for.
     spread = 0.0 if len(chosen) == problem.count else float(np.std(change)) / len(chosen) ** 0.5
-    message = _message(result, float(jnp.mean(found.left)), 2 * spread)
+    done = int(state.step)
+    choices = _less_noise(problem, state.sampler), f"steps={4 * done} instead of {done}", _slower_x(solver)
+    message = _message(result, float(jnp.mean(found.left)), 2 * spread, *choices)
     return dataclasses.replace(result, message=message)
 
 
@@ -120,23 +129,12 @@ def can_verify(problem: Problem) -> bool:
         isinstance(rows, (Shared, PerBlock, type(None))) for rows in (problem.upper_data, *problem.lower_data)
     )
     own_slots = any(level.slots is not None for level in problem.levels.values())
-<<<<<<< HEAD
-    return known and not own_slots and _affordable(problem) > 0
-
-
-def _affordable(problem: Problem) -> int:
-    """How many blocks can be solved at little cost."""
-    shapes = all_rows(problem).one_block(problem, None, slots=False)
-    entries = sum(
-        leaf.size for batch in (shapes.upper, *shapes.lower.values()) for leaf in jax.tree.leaves(batch.rows)
-    )
-    return min(_BLOCKS, _ENTRIES // max(entries, 1))
-=======
     return known and not own_slots and affordable_blocks(problem, _BLOCKS) > 0
->>>>>>> tune
 
 
-def _message(found: Verification, left: float, noise: float) -> str:
+def _message(
+    found: Verification, left: float, noise: float, less_noise: list[str], steps: str, upper: str
+) -> str:
     """What is wrong, and what to try."""
     of = f"on {found.blocks} blocks that were solved on all their rows"
     scale = max(abs(found.objective), abs(found.start - found.objective))
@@ -149,14 +147,41 @@ def _message(found: Verification, left: float, noise: float) -> str:
     if worse > max(_OFF * abs(found.start), noise):
         return (
             f"x is worse than x0: {of}, F is {found.objective:.4g}, and {found.start:.4g} at x0; the lower "
-            "variables did not follow x: try more blocks_per_step, a larger batch_size, or a smaller "
-            "upper_step, such as automatic_step(speed=0.3)"
+            f"variables did not follow x: try {_join([*less_noise, upper])}"
         )
     off = found.tracked - found.objective
     if abs(off) > _OFF * abs(found.objective) and abs(off) > _SMALL * abs(worse):
         return (
             f"the objective in the history is not F: {of}, F is {found.objective:.4g}, but f is "
             f"{found.tracked:.4g} with the lower variables of the run, which are off by "
-            f"{100 * found.y_error:.2g}%: try a larger batch_size, more blocks_per_step, or more steps"
+            f"{100 * found.y_error:.2g}%: try {_join([*less_noise, steps, upper])}"
         )
     return ""
+
+
+def _less_noise(problem: Problem, sampler: Sampler) -> list[str]:
+    """Larger samples, where there are blocks or rows that a step does not see."""
+    found = []
+    if sampler.per_step < sampler.blocks:
+        found.append(
+            f"blocks_per_step={min(4 * sampler.per_step, sampler.blocks)} instead of {sampler.per_step}"
+        )
+    rows = [rows for rows in (problem.upper_data, *problem.lower_data) if rows is not None]
+    if sampler.batch_size is not None and rows:
+        found.append(f"batch_size={4 * sampler.batch_size} instead of {sampler.batch_size}")
+    return found
+
+
+def _slower_x(solver: AbstractSolver | None) -> str:
+    """A shorter upper step than that of a solver."""
+    knobs = None if solver is None else Knobs(solver)
+    given = None if knobs is None or "upper_step" not in knobs else knobs.values["upper_step"]
+    if given is None:
+        return "upper_step=bx.automatic_step(speed=0.3)"
+    if is_number(given):
+        return f"upper_step={rounded(0.3 * float(given)):g} instead of {shown(given)} (or leave it out)"
+    return f"a shorter upper_step than {shown(given)} (or leave it out)"
+
+
+def _join(choices: list[str]) -> str:
+    return ", ".join(choices[:-1]) + (", or " if choices[1:] else "") + choices[-1]

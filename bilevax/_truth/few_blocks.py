@@ -81,7 +81,7 @@ def solve_few(
 
 def affordable_blocks(problem: Problem, most: int) -> int:
     """How many blocks can be solved at once at little cost, at most; 0 if one has too many rows."""
-    shapes = Sampling().sampler(problem, jax.random.key(0)).one_block(problem, None, slots=False)
+    shapes = all_rows(problem).one_block(problem, None, slots=False)
     entries = sum(
         leaf.size for batch in (shapes.upper, *shapes.lower.values()) for leaf in jax.tree.leaves(batch.rows)
     )
