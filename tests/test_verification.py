@@ -44,7 +44,7 @@ def test_the_exact_values_are_those_of_the_diagnostics():
 
 def test_lower_variables_that_lag_behind_are_noticed():
     problem, x0 = lagging(1e-3), jnp.zeros(2)
-    solver = bx.SOBA(upper_step=0.1)
+    solver = bx.SOBA(upper_step=0.1, lower_step=0.3)
     with pytest.warns(bx.AccuracyWarning, match=r"(the objective in the history is not F|x is worse)"):
         result = bx.minimize(problem, x0, jnp.zeros((2, 2)), solver=solver, steps=500, progress=None)
     assert result.outcome is bx.Outcome.FINISHED

@@ -199,6 +199,14 @@ class CheckpointStore:
             if self._is_first and old in self.steps():
                 checkpoint_files.delete(self._path(old))
 
+    def forget_after(self, step: int) -> None:
+        """Deletes this run's checkpoints of later steps: it went back, and will take them in another way."""
+        self.wait()
+        for later in sorted(one for one in self._good if one > step):
+            self._good.remove(later)
+            if self._is_first and later in self.steps():
+                checkpoint_files.delete(self._path(later))
+
     # --- reading ---------------------------------------------------------------
 
     def restore(self, state: State, extra: Any) -> Saved | None:
@@ -249,8 +257,8 @@ class CheckpointStore:
             raise CheckpointError(f"checkpoint {path} belongs to another run: {'; '.join(found)}")
         if len(meta["sums"]) != len(jax.tree.leaves((state, extra))):
             raise CheckpointError(
-                f"checkpoint {path} was written with{'out' if extra is not None else ''} patience: resume it "
-                "in the same way"
+                f"checkpoint {path} was written with other options of Stop, patience or recover: resume it "
+                "with the same"
             )
         return meta
 

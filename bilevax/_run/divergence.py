@@ -53,6 +53,19 @@ def describe(
       last: the last one.
       advise: which hyper-parameter to look at, found by experiment; an empty text if that is not known.
     """
+    known = fault(problem, state, first, last)
+    if known:
+        return known
+    letters, what = _not_finite(state, last)
+    if last <= 1:
+        return f"f is not finite at the start: {what} after one step; look at x0, y0 and the data"
+    return (
+        f"the run diverged between steps {first} and {last}: {what}; {advise() or _remedy(solver, letters)}"
+    )
+
+
+def fault(problem: Problem, state: State, first: int, last: int) -> str:
+    """What no other step would mend: slots out of range, a row of the data, f outside of its domain."""
     slots = _out_of_range(problem, state)
     if slots:
         return f"the run ended between steps {first} and {last}: {slots}"
@@ -60,14 +73,7 @@ def describe(
     if row:
         return f"the run diverged between steps {first} and {last}: {row}; mend or leave out such rows"
     left = _outside_domain(problem, state)
-    if left:
-        return f"the run diverged between steps {first} and {last}: {left}"
-    letters, what = _not_finite(state, last)
-    if last <= 1:
-        return f"f is not finite at the start: {what} after one step; look at x0, y0 and the data"
-    return (
-        f"the run diverged between steps {first} and {last}: {what}; {advise() or _remedy(solver, letters)}"
-    )
+    return f"the run diverged between steps {first} and {last}: {left}" if left else ""
 
 
 def _remedy(solver: AbstractSolver, letters: list[str]) -> str:

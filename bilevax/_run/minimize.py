@@ -25,6 +25,7 @@ from bilevax._run.interrupts import Interrupts, report
 from bilevax._run.logs import Log, Logs
 from bilevax._run.outcome import DivergedError, Outcome
 from bilevax._run.progress import Progress, make_progress
+from bilevax._run.recovery import RecoveryWarning
 from bilevax._run.run import FIXED, MOST_STEPS, Result, Run, checked_steps
 from bilevax._run.settings import Asked
 from bilevax._run.sharding import Shards, make_shards
@@ -169,6 +170,9 @@ def minimize(
                 _rescue(error, run, saves, logs, result)
                 raise
     reached = result(Outcome.DIVERGED if run.failed else outcome)
+    if reached.recoveries and not run.failed:
+        went = "; ".join(map(str, reached.recoveries))
+        warnings.warn(f"the run began to blow up and went back, {went}", RecoveryWarning, stacklevel=2)
     if _to_verify(stop, problem, reached, steps, shards):
         found = verify(problem, reached.state, x0, solver=solver)
         reached = dataclasses.replace(reached, verification=found)
@@ -223,6 +227,8 @@ class _Entries:
     def add(self, run: Run) -> None:
         """Measures, and tells the logs and the display."""
         entry = run.measure(self.measures)
+        if entry is None:
+            return
         self.logs.write(entry)
         shown = {name: value for name, value in entry.items() if name not in ("step", "seconds")}
         shown = {"F": run.history.estimate()} | shown
@@ -267,12 +273,22 @@ def _steps(
         periods.append(saves.options.steps)
     if run.done % entries.every == 0 and run.done > run.last_entry:
         entries.add(run)  # the run was saved after an error in a metric, without this entry
+    recovered, logged = len(run.recoveries), 0
     while (outcome := run.outcome(steps, began, interrupts)) is None:
         run.advance(min(steps, *((run.done // period + 1) * period for period in periods)))
-        if run.done % entries.every == 0 or run.done == steps or run.failed:
+        due = run.done % entries.every == 0 or run.done == steps or run.failed
+        if due and run.done > run.last_entry:  # not if the run went back to an entry
             entries.add(run)
         if saves is not None:
             saves.save_if_due(run)
+        logged = max(logged, run.last_entry)
+        if len(run.recoveries) > recovered:
+            recovered = len(run.recoveries)
+            if run.last_entry < logged:
+                entries.logs.close()
+                entries.logs.start(run.history.entries)
+            if saves is not None:
+                saves.store.forget_after(run.done)
     return outcome
 
 

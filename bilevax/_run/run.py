@@ -16,10 +16,11 @@ from bilevax._run.advice import advise
 from bilevax._run.checkpoint import CheckpointError
 from bilevax._run.checkpoint_store import CheckpointStore
 from bilevax._run.chunks import Sizes, compiled_chunk, sizes
-from bilevax._run.divergence import describe
+from bilevax._run.divergence import describe, fault
 from bilevax._run.history import History
 from bilevax._run.interrupts import Interrupts
 from bilevax._run.outcome import Outcome
+from bilevax._run.recovery import MOST, Guard, Recovery, can_guard
 from bilevax._run.replay import Replays
 from bilevax._run.settings import Settings
 from bilevax._run.sharding import Shards
@@ -72,6 +73,7 @@ class Result:
       steps_per_second: speed of the compiled steps, compilation left out.
       compile_seconds: time until the first step: tracing, compiling, the first pass, reading a checkpoint.
       settings: what was given and what was chosen: solver, coefficients, sampling, key and steps.
+      recoveries: where the run began to blow up and went back (see `Stop`).
       verification: a few blocks solved exactly, as `verify` does; None if that was not done.
     """
 
@@ -86,6 +88,7 @@ class Result:
     steps_per_second: float
     compile_seconds: float
     settings: Settings
+    recoveries: tuple[Recovery, ...] = ()
     verification: Verification | None = None
 
     def plot(self, names: list[str] | None = None, against: str = "step") -> Any:
@@ -123,6 +126,12 @@ class Run:
         self.failed, self.last_finite = "", 0
         self.best_iterate = jax.tree.map(jnp.copy, (state.x, state.y)) if stop.patience else None
         self.best_value, self.best_step, self.stale = np.inf, 0, 0
+        self.guard = Guard(state) if can_guard(state, stop.recover) else None
+
+    @property
+    def recoveries(self) -> tuple[Recovery, ...]:
+        """How often the run went back."""
+        return () if self.guard is None else tuple(self.guard.recoveries)
 
     @property
     def speed(self) -> float:
@@ -156,8 +165,26 @@ class Run:
         self.running += elapsed
         (next_chunk,) = self.agreed(int(_CHUNK_SECONDS * (self.done - before) / elapsed))
         self.chunk = max(1, min(2**30, 4 * self.chunk, int(next_chunk)))
-        if not np.isfinite(self.total[0]):
+        if not np.isfinite(self.total[0]) and not self._recovered(before):
             self.failed = self._divergence(before)
+
+    def _recovered(self, first: int) -> bool:
+        """Goes back to the latest healthy state with a shorter step, if that may help."""
+        guard, problem = self.guard, self.inputs[1]
+        if guard is None or len(guard.recoveries) >= MOST or fault(problem, self.state, first, self.done):
+            return False
+        start, lost = int(guard.good.step), self.done
+        if lost <= start + 1:  # f is not finite there
+            return False
+        held, total = compiled_chunk(self.inputs, guard.held(), lost - start, shards=self.shards)
+        objective = float(total.high) / (lost - start)
+        what = guard.cause(self._entry(sizes(guard.good), 0.0), self._entry(sizes(held), objective))
+        self.state = guard.back(lost, what, lambda: self.begin(self.inputs[0]))
+        self.done = self.last_finite = start = int(self.state.step)
+        self.total, self.counted = (0.0, 0.0), 0
+        self.history = History([entry for entry in self.history.entries if entry["step"] <= start])
+        guard.count(self.history.entries)
+        return True
 
     def _divergence(self, first: int) -> str:
         """What is not finite since a step, and which hyper-parameter to look at."""
@@ -176,22 +203,33 @@ class Run:
         """How large the tracked gradients are; notes if x or anything tracked is no longer finite."""
         size = sizes(self.state)
         if not self.failed and not bool(size.finite):
+            if self._recovered(self.last_finite):
+                return sizes(self.state)
             self.failed = self._divergence(self.last_finite)
         elif not self.failed:
             self.last_finite = self.done
         return size
 
-    def measure(self, measures: dict[str, Any]) -> dict[str, float]:
-        """A new entry of the history."""
-        size = self.check()
-        entry = {
+    def _entry(self, size: Sizes, objective: float) -> dict[str, float]:
+        return {
             "step": self.done,
             "seconds": self.running,
-            "objective": sum(self.total) / max(self.counted, 1),
+            "objective": objective,
             "gradient_norm": float(size.gradient_norm),
             "lower_residual": float(size.lower_residual),
             "inverse_residual": float(size.inverse_residual),
         }
+
+    def measure(self, measures: dict[str, Any]) -> dict[str, float] | None:
+        """A new entry of the history; None if the run went back instead."""
+        done, size = self.done, self.check()
+        if self.done < done:
+            return None
+        entry = self._entry(size, sum(self.total) / max(self.counted, 1))
+        if self.guard is not None and not self.failed:
+            if self.guard.has_blown_up(entry) and self._recovered(self.last_entry):
+                return None
+            self.guard.note(entry, self.state)
         for name, measure in measures.items():
             entry[name] = as_number(name, measure(self.inputs[1], self.state))
         self.total, self.counted = (0.0, 0.0), 0
@@ -240,9 +278,15 @@ class Run:
             "running": self.running,
             "total": self.total,
             "counted": self.counted,
+            "recoveries": [dataclasses.asdict(one) for one in self.recoveries],
             "best": [self.best_value if np.isfinite(self.best_value) else None, self.best_step, self.stale],
         }
-        store.save(self.state, self.best_iterate, notes)
+        store.save(self.state, self._extra, notes)
+
+    @property
+    def _extra(self) -> Any:
+        """What a checkpoint holds besides the state: the best iterate, and the state to go back to."""
+        return self.best_iterate, None if self.guard is None else self.guard.good
 
     def finish(self, store: CheckpointStore | None) -> None:
         """Saves the last state, and returns when it is on disk."""
@@ -252,7 +296,7 @@ class Run:
 
     def continue_from(self, store: CheckpointStore) -> None:
         """Takes up the latest checkpoint, if there is one."""
-        saved = store.restore(self.state, self.best_iterate)
+        saved = store.restore(self.state, self._extra)
         if saved is None:
             return
         watch = self.stop.watch if self.best_iterate is not None else None
@@ -266,7 +310,10 @@ class Run:
                 f"the run to resume watched {watched!r}, this one watches {watch!r}: the best iterate "
                 "so far is by another metric"
             )
-        self.state, self.best_iterate = saved.state, saved.extra
+        self.state, (self.best_iterate, good) = saved.state, saved.extra
+        if self.guard is not None:
+            self.guard.good = good
+            self.guard.count(self.history.entries)
         self.done = self.last_finite = int(self.state.step)
 
     def _take_notes(self, notes: dict[str, Any], done: int) -> None:
@@ -280,6 +327,8 @@ class Run:
         self.total = (float(high), float(low))
         if not np.isfinite([*self.total, self.running]).all():
             raise ValueError("the sum of f is not finite")
+        if self.guard is not None:
+            self.guard.recoveries = [Recovery(**one) for one in notes["recoveries"]]
         value, step, stale = notes["best"]
         self.best_value = np.inf if value is None else float(value)
         self.best_step, self.stale = int(step), int(stale)
@@ -292,7 +341,7 @@ class Run:
             x, y = self.best_iterate
             best = Best(x, y, self.best_step, self.best_value)
         state = self.state
-        rest = (best, oracles, self.speed, self.compile_seconds, settings)
+        rest = (best, oracles, self.speed, self.compile_seconds, settings, self.recoveries)
         return Result(state.average, state.y, state, self.history, outcome, message, *rest)
 
 

@@ -22,6 +22,10 @@ class Stop:
       raise_on_interrupt: after SIGINT or SIGTERM, raise `KeyboardInterrupt`, whose `result` is what the run
         has reached, so that the program around the run ends too; False prints a line to stderr and returns
         the result.
+      recover: when the run begins to blow up (f or a tracked gradient grows by orders of magnitude, or is not
+        finite), go back to the latest healthy entry of the history, and go on with a quarter of the step of
+        x, or of those of y and v if they blow up even while x is held. This keeps a second copy of the
+        state; left out, states of up to 256 MiB are guarded. False lets the run diverge.
       verify: at the end, solve a few blocks exactly, and warn if the answer is not to be trusted (see
         `verify`); left out, runs of 500 steps or more are verified, unless the blocks have very many rows.
 
@@ -36,6 +40,7 @@ class Stop:
     watch: str = "objective"
     throw: bool = True
     raise_on_interrupt: bool = False
+    recover: bool | None = None
     verify: bool | None = None
 
     def __post_init__(self) -> None:
@@ -49,8 +54,10 @@ class Stop:
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
 
-        if not (self.verify is None or isinstance(self.verify, bool)):
-            raise TypeError(f"verify must be True, False or None, got {self.verify!r}")
+        for name in ("recover", "verify"):
+            value = getattr(self, name)
+            if not (value is None or isinstance(value, bool)):
+                raise TypeError(f"{name} must be True, False or None, got {value!r}")
 
     def check_watch(self, known: Iterable[str]) -> None:
         """Raises unless `watch` names one of the known metrics."""

@@ -40,6 +40,7 @@ from bilevax._util.trees import PyTree
 _MOMENTUM = 0.1  # b
 _EARLY = 100  # t₀
 _FIRST_DECREASE = 1e-3  # of f, that z predicts for the first window
+_LEAST_WEIGHT = 0.1  # of the newest batch in z: less is of methods whose z has little noise
 _SHORTEST = 25  # steps of a window
 _VISITS = 5  # of a block, in a window
 _SHARE = 0.1  # of all steps so far, in a window
@@ -135,7 +136,7 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
         moves = jax.tree.map(lambda d, z: (-size * d).astype(z.dtype), direction, updates)
 
         along = _inner(jax.tree.map(_wide, updates), state.covered_before)
-        fresh = state.slope + (along - state.slope) / weight
+        fresh = state.slope + (along - state.slope) / jnp.maximum(weight, _LEAST_WEIGHT)
         begins = state.slopes[0] < 0  # the slope before was along another displacement
         slopes = jnp.where(begins, 0, _with(state.slopes, fresh))
         length = jnp.maximum(shortest, _SHARE * count).astype(jnp.int32)

@@ -34,6 +34,23 @@ class Along(eqx.Module):
         return jax.tree.map(lambda a, slope: a + spread(self.amount, slope) * slope, x, z)
 
 
+class Restraint(eqx.Module):
+    """What a run that went back after a blow-up multiplies its steps by (see `Recovery`).
+
+    Attributes:
+      upper: the factor of the step of x.
+      lower: the factor of those of y and v.
+    """
+
+    upper: Array
+    lower: Array
+
+    @classmethod
+    def none(cls) -> Restraint:
+        """Factors of one."""
+        return cls(jnp.ones(()), jnp.ones(()))
+
+
 class State(eqx.Module):
     """The state of a run: a pytree of arrays.
 
@@ -51,6 +68,7 @@ class State(eqx.Module):
       store: the stored gradients of a method that keeps them; else None.
       named: whether the lower levels have names.
       multipliers: the levels whose stored v is [∇²_yy g]⁻¹ ∇_y f.
+      restraint: factors of the steps; None if the method does not use them.
       centres: the levels whose y is stored as an offset from a(x), each with its a.
     """
 
@@ -68,6 +86,17 @@ class State(eqx.Module):
     multipliers: tuple[str, ...] = eqx.field(static=True, default=())
     centres: tuple[tuple[str, Callable[[PyTree], PyTree]], ...] = eqx.field(static=True, default=())
     store: PyTree = None
+    restraint: Restraint | None = None
+
+    @property
+    def upper_factor(self) -> Array | float:
+        """The factor of the step of x."""
+        return 1.0 if self.restraint is None else self.restraint.upper
+
+    @property
+    def lower_factor(self) -> Array | float:
+        """The factor of the steps of y and v."""
+        return 1.0 if self.restraint is None else self.restraint.lower
 
     @property
     def x_before(self) -> PyTree:

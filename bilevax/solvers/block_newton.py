@@ -78,7 +78,7 @@ class BlockNewton(Recipe):
         """The weight of a new batch; a restart halves it."""
         given = evaluate(self.alpha, state.step, name)
         weight: Any = first(given, evaluate(_left_out(problem, state.sampler, name, touched), state.step))
-        alpha = weight * 0.5**stage
+        alpha = weight * 0.5**stage * state.lower_factor
         return Rates(alpha, None, alpha, *[None] * 7)
 
     def coefficients_at(self, problem: Problem, state: State) -> dict[str, object]:

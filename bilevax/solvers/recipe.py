@@ -263,7 +263,8 @@ class Recipe(AbstractSolver):
         """The coefficients of a level at the present step: a restart halves α and shrinks steps by √2."""
         given = evaluate_all(self.coefficients(), state.step, name)
         chance = state.sampler.chance(problem, name, touched)
-        halved, shrunk = 1.0 if self.fixes("alpha") else 0.5**stage, 0.5 ** (0.5 * stage)
+        halved = 1.0 if self.fixes("alpha") else 0.5**stage
+        shrunk = 0.5 ** (0.5 * stage) * state.lower_factor
         alpha = given.get("alpha", self.alpha) * halved
         alpha_bar = alpha if given.get("alpha_bar") is None else given["alpha_bar"] * halved
         gamma, gamma_bar = given.get("gamma"), given.get("gamma_bar")

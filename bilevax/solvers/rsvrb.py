@@ -24,7 +24,7 @@ from bilevax._step.oracles import Oracles, count_pass, count_steps
 from bilevax._step.ordering import after
 from bilevax._step.slots import Moving, gather, project_ball, scatter
 from bilevax._step.smoothness import estimate_floor, estimate_smoothness, scaled, unscaled
-from bilevax._step.state import Info, State
+from bilevax._step.state import Info, Restraint, State
 from bilevax._step.trackers import check_factorable
 from bilevax._util import checks
 from bilevax._util.memory import available_bytes
@@ -206,6 +206,7 @@ class RSVRB(AbstractSolver):
             sampler=sampler,
             named=problem.named,
             centres=problem.centre_functions,
+            restraint=Restraint.none(),
         )
 
     def coefficients_at(self, problem: Problem, state: State) -> dict[str, Any]:

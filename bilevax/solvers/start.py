@@ -17,7 +17,7 @@ from bilevax._step.passes import over_all_blocks
 from bilevax._step.slot_table import SlotTable, pack
 from bilevax._step.slots import Memory
 from bilevax._step.smoothness import estimate_floor, estimate_smoothness
-from bilevax._step.state import State
+from bilevax._step.state import Restraint, State
 from bilevax._util.trees import PyTree, combine, result_dtype, zeros_like
 from bilevax.solvers.start_checks import checked_start, slot_shape
 from bilevax.solvers.upper import upper_start, way_back
@@ -64,6 +64,7 @@ def start_state(recipe: Recipe, problem: Problem, x0: PyTree, y0: PyTree, sample
         named=problem.named,
         multipliers=tuple(name for name, tracker in trackers.items() if tracker.multiplier),
         centres=problem.centre_functions,
+        restraint=Restraint.none(),
     )
     return state if rows == 0 else _first_pass(recipe, problem, state, estimated, rows)
 

@@ -33,7 +33,7 @@ def upper_move(
     A transformation that takes extra arguments gets `value`, the mean of f over the batch, `chance`, the
     probability that a step visits a block, and `weight`, that of a new batch in z.
     """
-    shrunk, upper_step = 0.5 ** (0.5 * stage), chosen_step(upper_step)
+    shrunk, upper_step = 0.5 ** (0.5 * stage) * state.upper_factor, chosen_step(upper_step)
     if isinstance(upper_step, optax.GradientTransformation):
         now = known_after(z, state.x)
         more = isinstance(upper_step, optax.GradientTransformationExtraArgs)
