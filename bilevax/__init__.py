@@ -15,6 +15,7 @@ from bilevax._run.memory_estimate import MemoryEstimate, memory_estimate
 from bilevax._run.minimize import minimize
 from bilevax._run.outcome import DivergedError, Outcome
 from bilevax._run.progress import Progress, make_progress
+from bilevax._run.recovery import Recovery, RecoveryWarning
 from bilevax._run.run import Best, Result
 from bilevax._run.settings import Settings
 from bilevax._run.stop import Stop
@@ -26,6 +27,7 @@ from bilevax._step.oracles import Oracles
 from bilevax._step.pace import automatic_step
 from bilevax._step.state import Info, State
 from bilevax._util import checks
+from bilevax._util.per_entry import PerEntry
 from bilevax.diagnostics import (
     Evaluation,
     Residuals,
@@ -87,9 +89,12 @@ __all__ = [
     "Oracles",
     "Outcome",
     "PerBlock",
+    "PerEntry",
     "Problem",
     "Progress",
     "Recipe",
+    "Recovery",
+    "RecoveryWarning",
     "Residuals",
     "Restart",
     "Result",

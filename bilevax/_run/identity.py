@@ -85,6 +85,11 @@ def _word(value: Any, around: tuple[int, ...] = ()) -> str:
         inside = [_word(one, around) for one in (*cells, *(getattr(value, "__defaults__", None) or ()))]
         name = getattr(value, "__qualname__", type(value).__name__)
         return f"{name}({', '.join(inside)})" if inside else name
+    if dataclasses.is_dataclass(type(value)):
+        inside: Any = [getattr(value, field.name) for field in dataclasses.fields(value)]
+        return f"{type(value).__name__}{_word(inside, around)}"
+    if getattr(value, "shape", ()) != ():
+        return f"array {checksum(value):x}"
     try:
         return repr(float(value))
     except (TypeError, ValueError):

@@ -111,9 +111,13 @@ def used(solver: AbstractSolver, problem: Problem, state: State) -> dict[str, fl
             rates = evaluate_all(own.coefficients(), state.step, name)
             chance = state.sampler.chance(problem, name, slots.size)
             if name in state.smoothness:
-                safe = 2 / (3 * state.smoothness[name].value) * chance
-                rates["lower_step"] = first(rates.get("lower_step"), safe)
+                rates["lower_step"] = state.smoothness[name].step(chance)
+                rates["lower_scales"] = state.smoothness[name].scales
             rates["floor"] = first(rates.get("floor"), state.floors.get(name))
+        # The plain step that is as short as the automatic one is for the steepest entry of y.
+        for step, scales in (("lower_step", "lower_scales"), ("inverse_step", "inverse_scales")):
+            least = [float(jnp.min(leaf)) for leaf in jax.tree.leaves(rates.pop(scales, None))]
+            rates[step] = rates[step] * min(least) if least else rates.get(step)
         for letter, value in rates.items():
             if value is not None and not isinstance(value, optax.GradientTransformation):
                 found.setdefault(letter, []).append(float(value))

@@ -17,7 +17,9 @@ from bilevax._problem.sampling import Sampling
 from bilevax._run.chunks import numbers_as_arrays
 from bilevax._step.coefficients import evaluate
 from bilevax._step.state import State
+from bilevax._util.per_entry import PerEntry
 from bilevax.solvers.base import AbstractSolver
+from bilevax.solvers.offsets import PartOf
 
 _LONGEST = 40  # characters of the name of a schedule
 GIVEN, DEFAULT, AUTOMATIC = "given", "default", "automatic"
@@ -138,10 +140,15 @@ class Asked:
         )
         steps = int(now.step) if self.steps is None else self.steps
         used = _filled(solver, problem, now)
-        curvatures = {name: one.value for name, one in now.smoothness.items()}
+        curvatures = {name: np.asarray(one.bound) for name, one in now.smoothness.items() if one.renewed}
         lines = [
             Setting("solver", _name(solver), _chosen(self.solver)),
             *_lines_of(solver, used, problem, now),
+            *[
+                Setting(f"around[{name}]" if problem.named else "around", _part(centre), AUTOMATIC)
+                for name, centre in state.centres
+                if isinstance(centre, PartOf)
+            ],
             *_lines("curvature", problem.view(curvatures) if curvatures else {}, AUTOMATIC),
             Setting(
                 "blocks_per_step",
@@ -199,6 +206,10 @@ def _usable(value: Any) -> Any:
     """A number or a schedule that a solver takes; None for others, such as those of a diverged run."""
     if value is None or callable(value):
         return value
+    if isinstance(value, PerEntry):
+        arrays = jax.tree.map(np.asarray, value)
+        finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(arrays))
+        return PerEntry(float(arrays.step), arrays.scales) if finite else None
     return float(value) if np.ndim(value) == 0 and np.isfinite(value) else None
 
 
@@ -274,10 +285,18 @@ def _word(value: Any) -> str:
         return str(value)
     if hasattr(value, "shape") and value.shape != ():
         return f"{value.dtype}{list(value.shape)}"
+    if isinstance(value, PerEntry):
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(value.scales)]
+        low, high = min(leaf.min() for leaf in leaves), max(leaf.max() for leaf in leaves)
+        return f"{float(value.step):.4g} · scales of {low:.3g} to {high:.3g}"
     try:
         return f"{float(value):.4g}"
     except (TypeError, ValueError):
         return type(value).__name__
+
+
+def _part(centre: PartOf) -> str:
+    return "x" if centre.key is None else f"x[{centre.key!r}]"
 
 
 def _word_of_key(key: Array) -> str:

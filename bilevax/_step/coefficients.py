@@ -8,7 +8,9 @@ from typing import Any
 import optax
 from jax import Array
 
-Coefficient = float | Callable[[Array], Array] | Mapping[str, Any]
+from bilevax._util.per_entry import PerEntry
+
+Coefficient = float | Callable[[Array], Array] | PerEntry | Mapping[str, Any]
 
 
 def evaluate(value: Any, step: Array, level: str | None = None) -> Any:

@@ -25,10 +25,12 @@ from bilevax._problem.view import BlockView, each_block
 from bilevax._step.lagrangian import Point, hessians
 from bilevax._step.linear_algebra import one_by_one, run_if
 from bilevax._step.slots import gather
+from bilevax._util.per_entry import PerEntry
 from bilevax._util.trees import norm, result_dtype
 
 PyTree = Any
 
+_SAFE = 2 / 3  # τ L
 _BLOCKS = 64
 _PROBES, _PASSES = 8, 20
 _RENEWAL = 32  # steps between two looks at the curvature
@@ -50,12 +52,25 @@ class Smoothness(eqx.Module):
       gradient: the root mean square of ‖(∂ℓ/∂v, ∂ℓ/∂y)‖ over the visited blocks, averaged over the latest
         steps; 0 before the first.
       inverse: whether v moves with P, too; not if the user gave a step for it.
+      renewed: whether the estimate changes during a run; not if the user gave it.
     """
 
     value: Array
     scales: PyTree
     gradient: Array
     inverse: bool = eqx.field(static=True, default=True)
+    renewed: bool = eqx.field(static=True, default=True)
+
+    @classmethod
+    def given(cls, steps: PerEntry, chance: float, inverse: bool) -> Smoothness:
+        """The curvature with which `step` returns what the user gave."""
+        value = jnp.asarray(_SAFE * chance / steps.step)
+        scales = jax.tree.map(lambda a: jnp.asarray(a, value.dtype), steps.scales)
+        return cls(value, scales, jnp.zeros_like(value), inverse, renewed=False)
+
+    def step(self, chance: float) -> Array:
+        """τ; lazy slots move in every step, and are visited with this chance."""
+        return _SAFE * chance / self.value
 
     @property
     def bound(self) -> Array:
@@ -115,6 +130,9 @@ def renew_smoothness(
       known: the estimate so far.
       step: t.
     """
+
+    if not known.renewed:
+        return known
 
     def compute() -> tuple[Array, PyTree]:
         sample, rows = draw(), point.y[name]

@@ -24,8 +24,11 @@ from jax import Array
 from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import START, Sampler
 from bilevax._problem.view import BlockView, each_block
+from bilevax._step.coefficients import evaluate
 from bilevax._step.slots import gather
 from bilevax._step.smoothness import random_like
+from bilevax._step.trackers import Tracker
+from bilevax._util.per_entry import PerEntry
 from bilevax._util.trees import PyTree, inner, zeros_like
 from bilevax.solvers.base import AbstractSolver
 from bilevax.solvers.recipe import Recipe
@@ -72,7 +75,7 @@ def with_offsets(
         for name, tracker in method.trackers(problem).items()
         if problem.levels[name].centre is None
         and problem.levels[name].slots is None
-        and "lower_step" in method.missing(name, tracker)
+        and _is_automatic(method, name, tracker)
     ]
     if not free:
         return problem
@@ -84,6 +87,14 @@ def with_offsets(
         if part is not None and bool(_follows(problem, name, part, x, y, sampler)):
             centres[name] = part
     return problem.with_centres(centres.items())
+
+
+def _is_automatic(method: Recipe, name: str, tracker: Tracker) -> bool:
+    """Whether the step of a level was left out, or is one that was automatic in another run."""
+    if "lower_step" not in tracker.coefficients:
+        return False
+    given = evaluate(method.option("lower_step"), jnp.zeros((), jnp.int32), name)
+    return given is None or isinstance(given, PerEntry)
 
 
 def _parts(x: PyTree) -> list[PartOf]:

@@ -31,6 +31,7 @@ from bilevax._step.state import Info, State
 from bilevax._step.trackers import Identity, Tracker
 from bilevax._step.visit import Look, Rates, Visit
 from bilevax._util import checks
+from bilevax._util.per_entry import PerEntry
 from bilevax._util.trees import PyTree, norm, root_mean_square
 from bilevax.solvers.base import AbstractSolver
 from bilevax.solvers.start import start_state
@@ -80,7 +81,8 @@ class Recipe(AbstractSolver):
         checks.coefficient("alpha_bar", self.option("alpha_bar"), high=1.0, by_level=True)
         if not self.fixes("beta"):
             checks.coefficient("beta", self.beta, high=1.0, optional=False)
-        for name in ("lower_step", "inverse_step", "gamma", "gamma_bar"):
+        checks.coefficient("lower_step", _numbers(self.option("lower_step")), zero=True, by_level=True)
+        for name in ("inverse_step", "gamma", "gamma_bar"):
             checks.coefficient(name, self.option(name), zero=True, by_level=True)
         for name in ("radius", "floor"):
             checks.coefficient(name, self.option(name), by_level=True)
@@ -276,7 +278,7 @@ class Recipe(AbstractSolver):
         lower_scales = inverse_scales = None
         if name in state.smoothness:
             known = state.smoothness[name]
-            lower_step = 2 / (3 * known.value) * (chance if self.lazy else 1.0)
+            lower_step = known.step(chance if self.lazy else 1.0)
             lower_scales, inverse_scales = known.scales, known.scales if known.inverse else None
         if problem.levels[name].has_hessian:
             lower_step, inverse_step = lower_step * shrunk, first(inverse_step, lower_step) * shrunk
@@ -289,10 +291,16 @@ class Recipe(AbstractSolver):
         """The rates of every level at a state, by name and level."""
         touched = {level: touched_slots(problem, state.sampler, level) for level in problem.levels}
         found = {level: self.rates(problem, state, level, count, 0) for level, count in touched.items()}
-        return {
+        out: dict[str, Any] = {
             name: {level: getattr(rates, name) for level, rates in found.items() if hasattr(rates, name)}
             for name in self.coefficients()
         }
+        for level, rates in found.items():
+            if rates.lower_scales is not None:
+                out["lower_step"][level] = PerEntry(rates.lower_step, rates.lower_scales)
+            if rates.inverse_scales is not None:
+                out["inverse_step"].pop(level)  # as y
+        return out
 
     def first_rows(self, sampler: Sampler) -> int | None:
         """The rows per block of the first pass: None for all of them, 0 for no pass."""
@@ -316,6 +324,13 @@ class Recipe(AbstractSolver):
         total = count_steps(per_visit, problem, sampler, steps)
         rows = self.first_rows(sampler)
         return total if rows == 0 else total + count_pass(self.oracles(problem), problem, rows)
+
+
+def _numbers(steps: Any) -> Any:
+    """A step, or a dict of them by level, without those that have a scale for every entry."""
+    if isinstance(steps, Mapping):
+        return {level: _numbers(one) for level, one in steps.items()}
+    return steps.step if isinstance(steps, PerEntry) else steps
 
 
 def _is_one(value: Any) -> bool:

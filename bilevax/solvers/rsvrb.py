@@ -23,11 +23,12 @@ from bilevax._step.linear_algebra import raise_eigenvalues, solve, unflatten_slo
 from bilevax._step.oracles import Oracles, count_pass, count_steps
 from bilevax._step.ordering import after
 from bilevax._step.slots import Moving, gather, project_ball, scatter
-from bilevax._step.smoothness import estimate_floor, estimate_smoothness, scaled, unscaled
+from bilevax._step.smoothness import Smoothness, estimate_floor, estimate_smoothness, scaled, unscaled
 from bilevax._step.state import Info, Restraint, State
 from bilevax._step.trackers import check_factorable
 from bilevax._util import checks
 from bilevax._util.memory import available_bytes
+from bilevax._util.per_entry import PerEntry
 from bilevax._util.trees import PyTree, combine, norm, result_dtype, spread, zeros_like
 from bilevax.solvers.base import AbstractSolver
 from bilevax.solvers.start_checks import checked_start
@@ -126,14 +127,15 @@ class RSVRB(AbstractSolver):
     distributed: ClassVar[bool] = True
     upper_step: UpperStep | None = None
     _: KW_ONLY
-    lower_step: float | Callable[[Array], Array] | None = None
+    lower_step: float | Callable[[Array], Array] | PerEntry | None = None
     beta: float | Callable[[Array], Array] | None = None
     radius: float | Callable[[Array], Array] | None = None
     floor: float | Callable[[Array], Array] | None = None
 
     def __check_init__(self) -> None:
         checks.upper_step(self.upper_step)
-        checks.coefficient("lower_step", self.lower_step, zero=True)
+        if not isinstance(self.lower_step, PerEntry):
+            checks.coefficient("lower_step", self.lower_step, zero=True)
         checks.coefficient("beta", self.beta, high=1.0)
         checks.coefficient("radius", self.radius)
         checks.coefficient("floor", self.floor)
@@ -164,7 +166,10 @@ class RSVRB(AbstractSolver):
         if self.floor is None:
             floors = {name: estimate_floor(problem, name, x, levels, sampler, smoothness[name].bound)}
         bound = smoothness[name].bound if smoothness else 1.0
-        scales = smoothness[name].scales if self.lower_step is None else None
+        used = smoothness if self.lower_step is None else {}
+        if isinstance(self.lower_step, PerEntry):
+            used = {name: Smoothness.given(self.lower_step, sampler.per_step / problem.count, True)}
+        scales = used[name].scales if used else None
         m, slope = problem.count, zeros_like(y)
         pieces = Pieces(
             jnp.zeros((m, d_x), dtype),
@@ -201,7 +206,7 @@ class RSVRB(AbstractSolver):
             optimizer=upper_start(self.upper_step, x),
             levels={name: memory},
             clocks=clocks,
-            smoothness=smoothness if self.lower_step is None else {},
+            smoothness=used,
             floors=floors,
             sampler=sampler,
             named=problem.named,
@@ -212,10 +217,13 @@ class RSVRB(AbstractSolver):
     def coefficients_at(self, problem: Problem, state: State) -> dict[str, Any]:
         """β, τ and λ at a state."""
         name, chance = _only_level(problem), state.sampler.per_step / problem.count
-        safe = 2 / (3 * state.smoothness[name].value) * chance if name in state.smoothness else None
+        step: Any = evaluate(self.lower_step, state.step)
+        if name in state.smoothness:
+            known = state.smoothness[name]
+            step = PerEntry(known.step(chance), known.scales)
         return {
             "beta": first(evaluate(self.beta, state.step), 0.03 * chance),
-            "lower_step": first(evaluate(self.lower_step, state.step), safe),
+            "lower_step": step,
             "floor": first(evaluate(self.floor, state.step), state.floors.get(name)),
         }
 
@@ -231,7 +239,9 @@ class RSVRB(AbstractSolver):
         memory: Tracked = state.levels[name]
         chance = state.sampler.per_step / problem.count
         used = self.coefficients_at(problem, state)
-        beta, tau, floor = used["beta"] * 0.5**stage, used["lower_step"] * 0.5 ** (0.5 * stage), used["floor"]
+        beta, floor, given = used["beta"] * 0.5**stage, used["floor"], used["lower_step"]
+        tau = (given.step if isinstance(given, PerEntry) else given) * 0.5 ** (0.5 * stage)
+        tau *= state.lower_factor
         clock = state.clocks[name].y
         # log(1−β), kept finite: β = 1 forgets all but 1e-30 of a piece.
         later = clock.advance(jnp.log(jnp.maximum(1 - jnp.asarray(beta, clock.now.high.dtype), 1e-30)))

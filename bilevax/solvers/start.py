@@ -12,14 +12,16 @@ from jax import Array
 from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import START, Sample, Sampler
 from bilevax._step.clocks import Clock, Clocks
+from bilevax._step.coefficients import evaluate
 from bilevax._step.lagrangian import Point, gradients
 from bilevax._step.passes import over_all_blocks
 from bilevax._step.slot_table import SlotTable, pack
 from bilevax._step.slots import Memory
-from bilevax._step.smoothness import estimate_floor, estimate_smoothness
+from bilevax._step.smoothness import Smoothness, estimate_floor, estimate_smoothness
 from bilevax._step.state import Restraint, State
+from bilevax._util.per_entry import PerEntry
 from bilevax._util.trees import PyTree, combine, result_dtype, zeros_like
-from bilevax.solvers.start_checks import checked_start, slot_shape
+from bilevax.solvers.start_checks import checked_start, slot_shape, touched_slots
 from bilevax.solvers.upper import upper_start, way_back
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ def start_state(recipe: Recipe, problem: Problem, x0: PyTree, y0: PyTree, sample
         optimizer=upper_start(recipe.upper_step, x),
         levels=levels,
         clocks=clocks,
-        smoothness={n: smoothness[n] for n in looked if "lower_step" in missing[n]},
+        smoothness=_used_smoothness(recipe, problem, sampler, smoothness, missing),
         floors=floors,
         sampler=sampler,
         named=problem.named,
@@ -67,6 +69,24 @@ def start_state(recipe: Recipe, problem: Problem, x0: PyTree, y0: PyTree, sample
         restraint=Restraint.none(),
     )
     return state if rows == 0 else _first_pass(recipe, problem, state, estimated, rows)
+
+
+def _used_smoothness(
+    recipe: Recipe,
+    problem: Problem,
+    sampler: Sampler,
+    estimated: dict[str, Smoothness],
+    missing: dict[str, set[str]],
+) -> dict[str, Smoothness]:
+    """The curvature of the levels whose step was left out, or given with a scale for every entry."""
+    out = {name: known for name, known in estimated.items() if "lower_step" in missing[name]}
+    for name in problem.levels:
+        given = evaluate(recipe.option("lower_step"), jnp.zeros((), jnp.int32), name)
+        if isinstance(given, PerEntry):
+            chance = sampler.chance(problem, name, touched_slots(problem, sampler, name))
+            inverse = recipe.leaves_out("inverse_step", name)
+            out[name] = Smoothness.given(given, chance if recipe.lazy else 1.0, inverse)
+    return out
 
 
 def _first_pass(
