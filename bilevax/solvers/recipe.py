@@ -298,7 +298,7 @@ class Recipe(AbstractSolver):
         for level, rates in found.items():
             if rates.lower_scales is not None:
                 out["lower_step"][level] = PerEntry(rates.lower_step, rates.lower_scales)
-            if rates.inverse_scales is not None:
+            if rates.inverse_scales is not None and "inverse_step" in out:
                 out["inverse_step"].pop(level)  # as y
         return out
 
