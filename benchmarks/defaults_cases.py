@@ -9,15 +9,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+from sklearn.datasets import load_svmlight_file
 
 import bilevax as bx
 import bilevax.testing
+from benchmarks.single_block_cases import WIDTHS, cleaning, regularised
 
 PyTree = Any
 
@@ -35,6 +40,7 @@ class Case:
       batch_size: B.
       value: F(x), exactly.
       value_and_gradient: both, for L-BFGS; None if that does not apply.
+      evaluations: of L-BFGS.
     """
 
     problem: bx.Problem
@@ -45,6 +51,7 @@ class Case:
     batch_size: int | None
     value: Callable[[PyTree], float]
     value_and_gradient: Callable[[PyTree], tuple[float, PyTree]] | None
+    evaluations: int = 200
 
 
 def solved(problem: bx.Problem, x0: PyTree, y0: PyTree, steps: int, blocks: int, rows: int) -> Case:
@@ -209,6 +216,94 @@ def log_mean_exp(m: int = 30, d: int = 10) -> Case:
     return solved(problem, jnp.full(d, 1.0), None, 6000, 10, 8)
 
 
+def single(name: str) -> Case:
+    """A problem of one block with real data: strengths per feature (a8a, w8a), or weights of rows (mnist)."""
+    folder = Path(os.environ["BILEVAX_DATA"])
+    case = cleaning(folder) if name == "mnist" else regularised(name, folder)
+    return Case(
+        case.problem, case.x0, case.y0, 4000, None, 64, lambda x: case.value(x, case.y0[0]), None
+    )  # fmt: skip
+
+
+def noisy(name: str, n: int = 4000, clean: int = 200, m: int = 20) -> Case:
+    """Weights of the rows of a8a or w8a, of which a third has a wrong label."""
+    folder, width = Path(os.environ["BILEVAX_DATA"]), WIDTHS[name]
+    rows, labels = load_svmlight_file(str(folder / "libsvm" / name), n_features=width)
+    random = np.random.default_rng(4)
+    order = random.permutation(len(labels))[: n + clean]
+    features, labels = rows[order].toarray().astype(np.float32), labels[order].astype(np.float32)
+    given = np.where(random.random(n) < 1 / 3, -labels[:n], labels[:n])
+
+    def loss(y: Any, block: Any, batch: Any) -> jax.Array:
+        return jax.nn.softplus(-batch["label"] * (batch["row"] @ y) / block)
+
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: jnp.mean(loss(y, block, batch)),
+        lower=lambda x, y, block, batch: (
+            jnp.mean(jax.nn.sigmoid(x[batch["index"]]) * loss(y, block, batch)) + 0.5e-3 * y @ y
+        ),
+        blocks=jnp.linspace(1.0, 11.0, m, endpoint=False),
+        upper_data=bx.Shared({"row": features[n:], "label": labels[n:]}),
+        lower_data=bx.Shared({"row": features[:n], "label": given, "index": jnp.arange(n)}),
+    )
+    return dataclasses.replace(
+        solved(problem, jnp.zeros(n), jnp.zeros((m, width)), 4000, 5, 32), evaluations=60
+    )
+
+
+def sine_tasks(m: int = 200, width: int = 12) -> Case:
+    """Sine waves of random phase and amplitude, ten points each; x is a prior of the weights of a network."""
+    random = np.random.default_rng(5)
+    height, phase = random.uniform(0.1, 5, (m, 1)), random.uniform(0, np.pi, (m, 1))
+
+    def rows(count: int) -> bx.PerBlock:
+        place = random.uniform(-5, 5, (m, count))
+        both = {"x": place, "y": height * np.sin(place - phase)}
+        flat = {name: array.reshape(-1).astype(np.float32) for name, array in both.items()}
+        return bx.PerBlock(flat, np.arange(m + 1) * count)
+
+    def error(y: Any, batch: Any) -> jax.Array:
+        hidden = jnp.tanh(batch["x"][:, None] * y["in"] + y["bias"])
+        hidden = jnp.tanh(hidden @ y["middle"] + y["shift"])
+        return jnp.mean((hidden @ y["out"] - batch["y"]) ** 2)
+
+    def near(x: Any, y: Any) -> jax.Array:
+        return 0.5 * sum(jnp.sum((x[name] - y[name]) ** 2) for name in x)
+
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: error(y, batch),
+        lower=lambda x, y, block, batch: error(y, batch) + near(x, y),
+        blocks=m,
+        upper_data=rows(20),
+        lower_data=rows(10),
+    )
+    shapes = {"in": (width,), "bias": (width,), "middle": (width, width), "shift": (width,), "out": (width,)}
+    x0 = {n: jnp.asarray(random.normal(size=s) / s[0] ** 0.5, jnp.float32) for n, s in shapes.items()}
+    y0 = jax.tree.map(lambda a: jnp.broadcast_to(a, (m, *a.shape)), x0)
+
+    @jax.jit
+    def value(x: PyTree) -> jax.Array:
+        """F, with every y by many steps of Adam from x: g has many minima."""
+        step = optax.adam(1e-2)
+
+        def adapted(train: Any, test: Any) -> jax.Array:
+            def turn(carry: Any, _: Any) -> Any:
+                y, state = carry
+                slope = jax.grad(lambda y: error(y, train) + near(x, y))(y)
+                moves, state = step.update(slope, state)
+                return (optax.apply_updates(y, moves), state), None
+
+            (y, _), _ = jax.lax.scan(turn, (x, step.init(x)), None, length=1000)
+            return error(y, test)
+
+        def by_task(source: bx.PerBlock) -> Any:
+            return jax.tree.map(lambda a: a.reshape(m, -1), source.rows)
+
+        return jnp.mean(jax.vmap(adapted)(by_task(problem.lower_data[0]), by_task(problem.upper_data)))
+
+    return Case(problem, x0, y0, 6000, 20, 10, lambda x: float(value(x)), None)
+
+
 def scaled(case: Case, x: float = 1.0, y: float = 1.0, value: float = 1.0) -> Case:
     """The same case in other units of x, of y and of F; for single argmin levels."""
     problem = case.problem
@@ -251,4 +346,10 @@ CASES: dict[str, Callable[[], Case]] = {
     "panel of ridges": panel,
     "proximal prior": proximal_prior,
     "log-mean-exp": log_mean_exp,
+    "sine tasks": sine_tasks,
+    "a8a, weights of rows": functools.partial(noisy, "a8a"),
+    "w8a, weights of rows": functools.partial(noisy, "w8a"),
+    "a8a, strengths, m = 1": functools.partial(single, "a8a"),
+    "w8a, strengths, m = 1": functools.partial(single, "w8a"),
+    "MNIST, weights of rows, m = 1": functools.partial(single, "mnist"),
 }
