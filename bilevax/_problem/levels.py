@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import equinox as eqx
 import jax
@@ -74,6 +74,11 @@ class Level(eqx.Module):
         return None
 
     @property
+    def centre_is_open(self) -> bool:
+        """Whether offsets may be stored unasked."""
+        return False
+
+    @property
     def is_bounded(self) -> bool:
         """Whether y has bounds."""
         return False
@@ -89,12 +94,17 @@ class Argmin(Level):
     kind = "argmin"
     has_hessian = True
 
-    around: Callable[[PyTree], PyTree] | None = eqx.field(static=True, default=None)
+    around: Callable[[PyTree], PyTree] | Literal[False] | None = eqx.field(static=True, default=None)
 
     @property
     def centre(self) -> Callable[[PyTree], PyTree] | None:
         """See `Level.centre`."""
-        return self.around
+        return self.around or None
+
+    @property
+    def centre_is_open(self) -> bool:
+        """See `Level.centre_is_open`."""
+        return self.around is None
 
     def value(self, x: PyTree, y: PyTree, block: PyTree, batch: Batch) -> Array:
         """g_i(x, y; ζ)."""
@@ -110,8 +120,8 @@ class Argmin(Level):
 
     def check(self, name: str, x: PyTree, y: PyTree, block: PyTree, rows: PyTree) -> None:
         """Raises unless g returns one floating scalar, and `around`, if given, what y is."""
-        if self.around is not None:
-            _check_centre(name, self.around, x, y)
+        if self.centre is not None:
+            _check_centre(name, self.centre, x, y)
         checks.scalar_output(f"lower level {name!r}", self.function, x=x, y=y, block=block, batch=rows)
 
 
@@ -198,7 +208,7 @@ def argmin(
     *,
     slots: Callable[[PyTree, PyTree], Array] | None = None,
     count: int | None = None,
-    around: Callable[[PyTree], PyTree] | None = None,
+    around: Callable[[PyTree], PyTree] | Literal[False] | None = None,
 ) -> Argmin:
     r"""A lower level defined by a minimisation, :math:`y_i(x) = \arg\min_y g_i(x, y)`.
 
@@ -210,7 +220,9 @@ def argmin(
       count: the number of slots, given together with `slots`.
       around: optional a(x), of the shape of one block's y, for a y that stays near it: a prior, or the
         weights that tasks adapt. The solver then stores the offsets y_i − a(x), so that all y_i follow x at
-        once. f, g, y0, `result.y`, `state.y` and the diagnostics still speak of y itself.
+        once. f, g, y0, `result.y`, `state.y` and the diagnostics still speak of y itself. Left out,
+        `minimize` measures whether solutions move along with a part of x of that shape, and then stores
+        offsets from it; False stores y itself.
 
     Returns:
       The level, for `Problem(lower=…)`.
@@ -222,8 +234,8 @@ def argmin(
       ...     around=lambda x: x,
       ... )
     """
-    if around is not None and not callable(around):
-        raise TypeError(f"around must be a function of x, got {type(around).__name__}")
+    if not (around is None or around is False or callable(around)):
+        raise TypeError(f"around must be a function of x, False or None, got {type(around).__name__}")
     return Argmin(function, slots, count, around)
 
 

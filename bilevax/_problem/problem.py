@@ -186,7 +186,7 @@ class Problem(eqx.Module):
         """The same problem, with y stored as offsets from a(x) for these levels and no others."""
         wanted = dict(centres)
         changed = {
-            name: dataclasses.replace(level, around=wanted.get(name))
+            name: dataclasses.replace(level, around=wanted.get(name, False))
             for name, level in self.levels.items()
             if level.centre is not wanted.get(name)
         }

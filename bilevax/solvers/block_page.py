@@ -60,7 +60,7 @@ class BlockPAGE(Recipe):
     Args:
       upper_step: η: a float, a schedule of the step number, or an optax transformation of z;
         left out, `automatic_step()`.
-      lower_step: τ; left out, 2/(3 L_g) · I/m with an estimate of L_g.
+      lower_step: τ; left out, 2/(3 L) · I/m, with a scale for every entry of y.
       inverse_step: τ̄; left out, τ.
       refresh_chance: p in (0, 1]; left out, as many rows are read by refreshes as by the other steps.
       radius: V ≥ ‖v_i‖, e.g. C_fy/λ; left out, v is not projected.

@@ -56,7 +56,7 @@ class BlockSAGA(Recipe):
     Args:
       upper_step: η: a float, a schedule of the step number, or an optax transformation of z;
         left out, `automatic_step()`.
-      lower_step: τ; left out, 2/(3 L_g) with an estimate of L_g.
+      lower_step: τ; left out, 2/(3 L), with a scale for every entry of y.
       inverse_step: τ̄; left out, τ.
       radius: V ≥ ‖v_i‖; left out, v is not projected.
 

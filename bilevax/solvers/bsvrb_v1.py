@@ -32,7 +32,7 @@ class BSVRBv1(Recipe):
     Args:
       upper_step: η: a float, a schedule of the step number, or an optax transformation of z;
         left out, `automatic_step()`.
-      lower_step: τ; left out, 2/(3 L_g) · I/m with an estimate of L_g.
+      lower_step: τ; left out, 2/(3 L) · I/m, with a scale for every entry of y.
       alpha: α in (0, 1].
       alpha_bar: ᾱ; left out, α.
       beta: β in (0, 1].

@@ -85,7 +85,7 @@ class F2SA(Penalty):
     Args:
       upper_step: η: a float, a schedule of the step number, or an optax transformation; left
         out, `automatic_step()`.
-      lower_step: τ; left out, 2/(3 L_g) with an estimate of L_g.
+      lower_step: τ; left out, 2/(3 L), with a scale for every entry of y.
       inverse_step: τ̄; left out, τ.
       penalty: ρ, a number or a growing schedule. The bias of ∇F falls with 1/ρ; its noise grows with ρ.
 
@@ -120,7 +120,7 @@ class F3SA(Penalty):
     Args:
       upper_step: η: a float, a schedule of the step number, or an optax transformation of z;
         left out, `automatic_step()`.
-      lower_step: τ; left out, 2/(3 L_g) · I/m with an estimate of L_g.
+      lower_step: τ; left out, 2/(3 L) · I/m, with a scale for every entry of y.
       inverse_step: τ̄; left out, τ.
       penalty: ρ, as in `F2SA`.
       alpha: α in (0, 1].

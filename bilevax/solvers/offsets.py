@@ -65,7 +65,7 @@ def with_offsets(
 ) -> Problem:
     """The problem, with offsets for the levels whose solutions move along with a part of x.
 
-    Levels with `around=…`, or whose step the user gave, stay as they are.
+    Levels with `around=…`, and those whose step the user gave, stay as they are.
     """
     method = solver.solver if isinstance(solver, Restart) else solver
     if not isinstance(method, Recipe) or problem.through is not None:
@@ -73,7 +73,7 @@ def with_offsets(
     free = [
         name
         for name, tracker in method.trackers(problem).items()
-        if problem.levels[name].centre is None
+        if problem.levels[name].centre_is_open
         and problem.levels[name].slots is None
         and _is_automatic(method, name, tracker)
     ]

@@ -108,7 +108,7 @@ class RSVRB(AbstractSolver):
     Args:
       upper_step: η: a float, a schedule of the step number, or an optax transformation of z;
         left out, `automatic_step()`.
-      lower_step: τ; left out, 2/(3 L_g) · I/m with an estimate of L_g.
+      lower_step: τ; left out, 2/(3 L) · I/m, with a scale for every entry of y.
       beta: β in (0, 1]; left out, 0.03 I/m: the scaling (1−β) of a block between two visits must stay
         near one.
       radius: the radius of the ball that y is projected onto; left out, y is not projected.
