@@ -2,7 +2,7 @@
 
 import bilevax as bx
 
-_STOP = ("seconds", "tolerance", "patience", "watch", "throw")
+_STOP = ("seconds", "tolerance", "patience", "watch", "throw", "recover")
 _CHECKPOINT = {"save_every": "steps", "save_seconds": "seconds", "keep": "keep", "resume": "resume"}
 _SAMPLING = ("shuffle", "initial_batch_size", "strata")
 

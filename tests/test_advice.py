@@ -25,11 +25,14 @@ FAMILY = {
 }
 
 
+STOP = bx.Stop(recover=False, verify=False)
+
+
 def diverged(problem, x0, y0, solver, steps=5000, blocks_per_step=5, batch_size=4):
     """The message of a run that must diverge, after a check that it names the solver's own knobs only."""
     common = {"blocks_per_step": blocks_per_step, "batch_size": batch_size, "progress": None}
     with pytest.raises(bx.DivergedError) as caught:
-        bx.minimize(problem, x0, y0, solver=solver, steps=steps, key=jax.random.key(0), **common)
+        bx.minimize(problem, x0, y0, solver=solver, steps=steps, key=jax.random.key(0), stop=STOP, **common)
     message = str(caught.value)
     own = getattr(solver, "solver", solver)
     assert {word for word in re.findall(r"\w+", message) if word in KNOBS} <= set(own.coefficients()), message
@@ -37,9 +40,8 @@ def diverged(problem, x0, y0, solver, steps=5000, blocks_per_step=5, batch_size=
     if tried:
         better = dataclasses.replace(own, **{name: float(value) for name, value in tried.items()})
         taken = int(caught.value.result.state.step)
-        stop = bx.Stop(verify=False)
         again = bx.minimize(
-            problem, x0, y0, solver=better, steps=taken, key=jax.random.key(0), stop=stop, **common
+            problem, x0, y0, solver=better, steps=taken, key=jax.random.key(0), stop=STOP, **common
         )
         assert again.outcome is bx.Outcome.FINISHED, message
     return message

@@ -228,7 +228,7 @@ def test_rows_of_another_width_are_other_data_even_if_they_are_stored_alike(tmp_
 
 def test_patience_cannot_come_and_go(tmp_path):
     run(steps=40, checkpoint=tmp_path)
-    with pytest.raises(bx.CheckpointError, match="written without patience"):
+    with pytest.raises(bx.CheckpointError, match="written with other options of Stop, patience or recover"):
         run(checkpoint=tmp_path, resume=True, patience=5)
 
 
@@ -241,11 +241,11 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
 def test_a_diverged_run_leaves_the_last_finite_checkpoint(tmp_path):
     solver = bx.BSVRBv2(upper_step=0.05, lower_step=50.0)
     with pytest.raises(bx.DivergedError):
-        run(solver, steps=10_000, checkpoint=tmp_path, save_every=1)
+        run(solver, steps=10_000, checkpoint=tmp_path, save_every=1, recover=False)
     kept = saved_steps(tmp_path)
     assert kept
     with pytest.raises(bx.DivergedError):
-        run(solver, steps=10_000, checkpoint=tmp_path, resume=True)
+        run(solver, steps=10_000, checkpoint=tmp_path, resume=True, recover=False)
 
 
 # Where processes are forked that have all imports behind them; JAX has not begun to compute in it.

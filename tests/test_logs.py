@@ -58,7 +58,7 @@ def test_entries_go_to_every_log_and_all_are_closed(tmp_path):
 def test_logs_are_closed_when_a_run_fails():
     kept = Kept()
     with pytest.raises(bx.DivergedError):
-        run(bx.BSVRBv2(upper_step=1e30), log=kept, steps=10_000)
+        run(bx.BSVRBv2(upper_step=1e30), log=kept, steps=10_000, recover=False)
     assert kept.calls[-1] == ("close",)
 
 

@@ -139,9 +139,9 @@ def test_a_diverged_run_says_what_went_wrong_and_where_to_look(solver, quantity)
     with pytest.raises(
         bx.DivergedError, match=rf"diverged between steps \d+ and \d+.*look at {quantity}, or"
     ) as error:
-        run(solver, steps=100_000)
+        run(solver, steps=100_000, recover=False)
     assert error.value.result.outcome is bx.Outcome.DIVERGED
-    result = run(solver, steps=100_000, throw=False)
+    result = run(solver, steps=100_000, throw=False, recover=False)
     assert result.outcome is bx.Outcome.DIVERGED
     assert result.state.step < 100_000
 
@@ -174,7 +174,7 @@ def test_a_row_that_is_not_finite_ends_a_run_whose_f_is_bounded(level, value, tm
 
 def test_a_diverged_error_can_be_pickled():
     with pytest.raises(bx.DivergedError) as caught:
-        run(bx.BSVRBv2(upper_step=1e30), steps=10_000)
+        run(bx.BSVRBv2(upper_step=1e30), steps=10_000, recover=False)
     again = pickle.loads(pickle.dumps(caught.value))
     assert str(again) == str(caught.value)
     assert again.result.outcome is bx.Outcome.DIVERGED
@@ -245,10 +245,10 @@ def test_a_step_that_throws_x_away_is_not_blamed_on_the_lower_level(method):
     """Blocks that are not lazy move within the step that finds x gone: they are no cause of it."""
     solver = method(upper_step=lambda t: jnp.where(t == 30, jnp.inf, 0.1))
     with pytest.raises(bx.DivergedError, match="look at upper_step"):
-        run(solver)
+        run(solver, recover=False)
 
 
 def test_a_schedule_that_gives_up_is_divergence_of_f():
     solver = bx.BSVRBv2(upper_step=lambda t: jnp.where(t < 30, 0.1, jnp.nan))
     with pytest.raises(bx.DivergedError, match=r"between steps .* x is not finite"):
-        run(solver)
+        run(solver, recover=False)

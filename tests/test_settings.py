@@ -184,7 +184,7 @@ def test_steps_that_were_left_out_are_those_that_were_taken():
 
 
 def test_a_run_that_diverged_has_settings_that_can_be_given():
-    found = run(solver=bx.BSVRBv2(upper_step=1e30), stop=bx.Stop(throw=False))
+    found = run(solver=bx.BSVRBv2(upper_step=1e30), stop=bx.Stop(throw=False, recover=False))
     assert found.outcome is bx.Outcome.DIVERGED
     values = jax.tree.leaves(found.settings.solver)
     assert np.isfinite([value for value in values if isinstance(value, float)]).all()
