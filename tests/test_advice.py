@@ -175,8 +175,8 @@ def regressions(ridge=1e-4, m=20, rows=20, d_y=5):
 @pytest.mark.parametrize(
     ("solver", "knob"),
     [
-        (bx.BSVRBv1(0.02, alpha=0.99), "alpha"),
-        (bx.BSVRBv1(0.02, alpha_bar=0.99), "alpha_bar"),
+        (bx.BSVRBv1(0.02, alpha=0.99, lower_step=0.02), "alpha"),
+        (bx.BSVRBv1(0.02, alpha_bar=0.99, lower_step=0.02), "alpha_bar"),
         (bx.BlockNewton(1e-4, alpha=1.0), "alpha"),
     ],
 )
@@ -278,11 +278,11 @@ def test_a_warning_names_what_can_be_changed_with_values():
             )  # fmt: skip
         return str(caught[0].message)
 
-    message = warning(bx.SOBA(upper_step=0.1), None)
+    message = warning(bx.SOBA(upper_step=0.1, lower_step=0.3), None)
     assert "upper_step=0.03 instead of 0.1" in message
     assert "blocks_per_step" not in message
     assert "batch_size" not in message
-    message = warning(bx.SOBA(upper_step=optax.sgd(0.1)), 1)
+    message = warning(bx.SOBA(upper_step=optax.sgd(0.1), lower_step=0.3), 1)
     assert "blocks_per_step=4 instead of 1" in message
     assert "a shorter upper_step than an optax transformation" in message
 

@@ -61,8 +61,9 @@ def test_an_x_that_is_worse_than_the_start_is_noticed():
 def test_the_message_names_what_to_try():
     case = Quadratic(m=40, rows=10, d_y=3, d_x=3)
     common = {"blocks_per_step": 2, "batch_size": 1, "progress": None, "stop": bx.Stop(verify=True)}
+    solver = bx.SOBA(upper_step=0.1, lower_step=1e-3)
     with pytest.warns(bx.AccuracyWarning) as caught:
-        bx.minimize(case.problem, case.x0, case.y0, solver=bx.SOBA(upper_step=0.1), steps=1, **common)
+        bx.minimize(case.problem, case.x0, case.y0, solver=solver, steps=1, **common)
     message = str(caught[0].message)
     assert "the objective in the history is not F" in message
     assert (

@@ -154,7 +154,7 @@ def _message(
         return (
             f"the objective in the history is not F: {of}, F is {found.objective:.4g}, but f is "
             f"{found.tracked:.4g} with the lower variables of the run, which are off by "
-            f"{100 * found.y_error:.2g}%: try {_join([*less_noise, steps, upper])}"
+            f"{100 * found.y_error:.3g}%: try {_join([*less_noise, steps, upper])}"
         )
     return ""
 
@@ -168,8 +168,19 @@ def _less_noise(problem: Problem, sampler: Sampler) -> list[str]:
         )
     rows = [rows for rows in (problem.upper_data, *problem.lower_data) if rows is not None]
     if sampler.batch_size is not None and rows:
-        found.append(f"batch_size={4 * sampler.batch_size} instead of {sampler.batch_size}")
+        found.append(f"batch_size={_more_rows(problem, sampler.batch_size)} instead of {sampler.batch_size}")
     return found
+
+
+def _more_rows(problem: Problem, batch_size: int) -> int | str:
+    """Four times as many rows, or all."""
+    sources = [rows for rows in (problem.upper_data, *problem.lower_data) if rows is not None]
+    most = [
+        source.longest if isinstance(source, PerBlock) else source.count
+        for source in sources
+        if isinstance(source, (Shared, PerBlock))
+    ]
+    return 4 * batch_size if not most or 4 * batch_size < max(most) else '"all"'
 
 
 def _slower_x(solver: AbstractSolver | None) -> str:
@@ -177,10 +188,11 @@ def _slower_x(solver: AbstractSolver | None) -> str:
     knobs = None if solver is None else Knobs(solver)
     given = None if knobs is None or "upper_step" not in knobs else knobs.values["upper_step"]
     if given is None:
-        return "upper_step=bx.automatic_step(speed=0.3)"
+        name = "…" if solver is None else type(solver).__name__
+        return f"solver=bx.{name}(upper_step=bx.automatic_step(speed=0.3))"
     if is_number(given):
         return f"upper_step={rounded(0.3 * float(given)):g} instead of {shown(given)} (or leave it out)"
-    return f"a shorter upper_step than {shown(given)} (or leave it out)"
+    return "shorter steps of the optax transformation (or leave upper_step out)"
 
 
 def _join(choices: list[str]) -> str:

@@ -31,7 +31,8 @@ from bilevax._step.trackers import TrackedSolve, check_hessian, scaled_identitie
 from bilevax._step.visit import Look, Visit
 from bilevax._util.trees import PyTree
 
-_LEAST = 1e-5  # the least eigenvalue of H, as a share of their mean
+_LEAST = 1e-5  # the least eigenvalue of H, scaled to a diagonal of ones
+_NOTHING = 1e-20  # of the largest diagonal entry: less is no curvature at all
 
 
 class NewtonSteps(TrackedSolve):
@@ -61,7 +62,9 @@ class NewtonSteps(TrackedSolve):
         hessian, repaired = _positive(track(visit.rows.hessian, [sampled], weight, None), _LEAST)
         slopes = self.lower_gradient(seen, visit), self.solve_gradient(seen, visit)
         values = point.y[visit.name], v[visit.name]
-        steps = solve(hessian, jnp.stack([flatten_slots(slope) for slope in slopes], -1))
+        scales = _scales(hessian)
+        right = jnp.stack([flatten_slots(slope) for slope in slopes], -1) / scales[..., None]
+        steps = solve(_scaled(hessian, 1 / scales), right) / scales[..., None]
         y, v = (
             Moving(unflatten_slots(flatten_slots(value) - weight * steps[..., place], value), slope, None)
             for place, (value, slope) in enumerate(zip(values, slopes, strict=True))
@@ -69,8 +72,23 @@ class NewtonSteps(TrackedSolve):
         return Memory(y=y, v=v, hessian=hessian), repaired
 
 
-def _positive(hessian: Array, share: float) -> tuple[Array, Array]:
-    """The matrices with eigenvalues at least a share of the mean size of their own ones."""
-    size = hessian.shape[-1]
-    mean = jnp.sqrt(jnp.sum(jnp.square(hessian), axis=(-2, -1)) / size)
-    return raise_eigenvalues(hessian, jnp.maximum(share * mean, jnp.finfo(hessian.dtype).tiny))
+def _positive(hessian: Array, least: float) -> tuple[Array, Array]:
+    """The matrices, with eigenvalues at least so large after every diagonal entry has been scaled to one.
+
+    Without that scaling, entries of y in small units would be lost beside those in large ones.
+    """
+    scales = _scales(hessian)
+    raised, count = raise_eigenvalues(_scaled(hessian, 1 / scales), least)
+    return _scaled(raised, scales), count
+
+
+def _scales(hessian: Array) -> Array:
+    """The roots of the diagonal, with a floor where that is not positive."""
+    diagonal = jnp.abs(jnp.diagonal(hessian, axis1=-2, axis2=-1))
+    largest = jnp.max(diagonal, axis=-1, keepdims=True)
+    tiny = jnp.finfo(hessian.dtype).tiny
+    return jnp.sqrt(jnp.maximum(diagonal, jnp.maximum(_NOTHING * largest, tiny)))
+
+
+def _scaled(matrices: Array, scales: Array) -> Array:
+    return scales[..., :, None] * matrices * scales[..., None, :]

@@ -21,7 +21,8 @@ Nothing in this depends on the units of x or of F.
 
 The lower variables of a block move only when the block is visited, with probability p per step. A window
 lasts several visits, so they can follow x, and what a window shows is not the effect of the one before. At
-first x waits for them; then r begins such that z predicts a small decrease of f.
+first x waits for them; then r begins such that z predicts a small decrease of f. (Where f is zero at x0, it
+begins such that x moves by a thousandth of its size.)
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ _MOMENTUM = 0.1  # b
 _EARLY = 100  # t₀
 _FIRST_DECREASE = 1e-3  # of f, that z predicts for the first window
 _LEAST_WEIGHT = 0.1  # of the newest batch in z: less is of methods whose z has little noise
+_FIRST_MOVE = 1e-3  # of the size of x, where f is zero
 _SHORTEST = 25  # steps of a window
 _VISITS = 5  # of a block, in a window
 _SHARE = 0.1  # of all steps so far, in a window
@@ -130,7 +132,9 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
         scale = state.scale * jnp.where(ended, _change(state), 1.0)
         slope = _inner(average, direction)
         decrease = _FIRST_DECREASE * jnp.abs(state.values[1])
-        begun = math.sqrt(_EARLY) / shortest * decrease / jnp.where(slope > 0, slope, jnp.inf)
+        by_f, by_x = decrease / jnp.where(slope > 0, slope, jnp.inf), _FIRST_MOVE * _size(params, dtype)
+        # If so small a move of x changes f by a million times its size, that size is by chance: x0 is a zero.
+        begun = math.sqrt(_EARLY) / shortest * jnp.where(by_f < 1e-9 * by_x, by_x, by_f)
         scale = jnp.where(scale > 0, scale, jnp.where(state.count < _WAIT * shortest, 0, begun)).astype(dtype)
         size = speed * scale / jnp.sqrt(count + _EARLY)
         moves = jax.tree.map(lambda d, z: (-size * d).astype(z.dtype), direction, updates)
@@ -169,6 +173,14 @@ def _change(state: Pace) -> Array:
     downhill = mean * many > _SURE * jnp.sqrt(spread)
     onward = (cosine > _SAME) & downhill
     return jnp.where(rising | (cosine < _BACK), _SHRINK, jnp.where(onward, _GROW, 1.0))
+
+
+def _size(params: PyTree, dtype: Any) -> Array:
+    """The root mean square of the entries of x; 1 if they are all zero, or not known."""
+    leaves = [leaf for leaf in jax.tree.leaves(params) if leaf.size]
+    total = sum((jnp.sum(jnp.square(_wide(leaf))) for leaf in leaves), jnp.zeros(()))
+    size = jnp.sqrt(total / max(sum(leaf.size for leaf in leaves), 1))
+    return jnp.where(size > 0, size, 1).astype(dtype)
 
 
 def _with(values: Array, value: Array) -> Array:

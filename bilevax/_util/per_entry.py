@@ -29,7 +29,7 @@ class PerEntry(eqx.Module):
     scales: Any
 
     def __check_init__(self) -> None:
-        checks.coefficient("step", self.step, optional=False, kinds="a number")
-        for leaf in jax.tree.leaves(self.scales):
-            if not checks.is_traced(leaf) and not bool(np.all(np.asarray(leaf) > 0)):
-                raise ValueError("scales must be positive")
+        for name in ("step", "scales"):
+            for leaf in jax.tree.leaves(getattr(self, name)):
+                if not checks.is_traced(leaf) and np.any(np.asarray(leaf) <= 0):
+                    raise ValueError(f"{name} must be positive, got {leaf}")
