@@ -341,7 +341,7 @@ def test_a_second_run_of_the_same_shapes_compiles_nothing(method, caplog):
 @pytest.mark.parametrize("values", [(0.1, 0.2), (1, 2), (np.float32(0.1), np.float32(0.2))], ids=str)
 def test_numbers_of_any_type_are_no_part_of_the_program(values):
     for place, value in enumerate(values):
-        run("MSVR", upper_step=value)
+        run("MSVR", upper_step=value, recover=False)  # a run that goes back looks for faults in f
         if place == 0:
             traced = TRACES.copy()
     assert traced == TRACES

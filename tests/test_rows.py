@@ -61,7 +61,9 @@ def test_packed_rows_give_the_same_batches(monkeypatch):
 
 def test_the_first_estimators_come_from_all_rows_on_request():
     case = Quadratic(m=6, rows=7, d_y=3, d_x=3)
-    init = functools.partial(eqx.filter_jit(bx.BSVRBv2(upper_step=0.1).init), case.problem, case.x0, case.y0)
+    init = functools.partial(
+        eqx.filter_jit(bx.BSVRBv2(upper_step=0.1, lower_step=0.1).init), case.problem, case.x0, case.y0
+    )
     arguments = {"key": jax.random.key(0), "blocks_per_step": 2, "batch_size": 2}
     state = init(**grouped(initial_batch_size="all", **arguments))
     slope = -(case.B @ np.ones(3) + case.shifts.mean(1))  # ∇_y g at y = 0

@@ -47,7 +47,8 @@ def test_settings_given_back_are_settled_and_give_the_same_bits(method):
     third = run(case_of(method), **again.settings.arguments())
     assert same_bits(third, again)
     left_out = {name for name, (value, _) in lines(again).items() if value == "left out"}
-    assert left_out <= {"radius", "solver.radius", "initial_batch_size"}
+    as_y = {"inverse_step", "solver.inverse_step"}
+    assert left_out <= {"radius", "solver.radius", "initial_batch_size"} | as_y
 
 
 @pytest.mark.parametrize("method", [bx.BSVRBv1, bx.BlockPAGE, bx.RSVRB])
@@ -91,10 +92,13 @@ def test_the_table_says_what_was_chosen_and_by_whom():
 
 def test_the_estimated_curvature_and_the_steps_from_it_are_shown():
     found = run(solver=bx.BSVRBv2(), steps=400)
-    curvature = float(found.state.smoothness["lower"].value)
-    assert lines(found)["curvature"] == (f"{curvature:.4g}", "automatic")
-    assert found.settings.solver.lower_step == pytest.approx(2 / (3 * curvature) * 3 / 12, rel=1e-6)
-    assert lines(found)["lower_step"] == (f"{found.settings.solver.lower_step:.4g}", "automatic")
+    known = found.state.smoothness["lower"]
+    assert lines(found)["curvature"] == (f"{float(known.bound):.4g}", "automatic")
+    steps = found.settings.solver.lower_step
+    assert steps.step == pytest.approx(2 / (3 * float(known.value)) * 3 / 12, rel=1e-6)
+    np.testing.assert_array_equal(steps.scales, known.scales)
+    text = f"{steps.step:.4g} · scales of {known.scales.min():.3g} to {known.scales.max():.3g}"
+    assert lines(found)["lower_step"] == (text, "automatic")
     scale = float(found.state.optimizer.scale)
     assert scale > 0
     assert lines(found)["upper_step"] == (f"automatic_step(), r = {scale:.4g}", "automatic")

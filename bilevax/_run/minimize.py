@@ -285,8 +285,7 @@ def _steps(
         if len(run.recoveries) > recovered:
             recovered = len(run.recoveries)
             if run.last_entry < logged:
-                entries.logs.close()
-                entries.logs.start(run.history.entries)
+                entries.logs.restart(run.history.entries)
             if saves is not None:
                 saves.store.forget_after(run.done)
     return outcome

@@ -16,10 +16,10 @@ MOST = 12  # recoveries of a run
 MOST_BYTES = 2**28  # of a state, of which a second copy is kept unasked
 _SHORTER = 0.25
 _HEALTHY, _BLOWN_UP = 0.2, 10.0  # how far f may rise above its least value, in units of its size
-_GROWN = 30.0  # how far a tracked gradient may grow while x is held
+_GROWN = 30.0  # how far the gradients of y and v may grow while x is held
 _FRUITLESS = 2  # recoveries from the same state, after which the run begins again
-_FAR = math.log(1e6)  # how far a tracked gradient may rise above its usual size
-_ENTRIES = 5  # from which on the usual size is known
+_FAR = 1e6  # how far a tracked gradient may rise above its largest size so far
+_ENTRIES = 5  # from which on that size is known
 _GRADIENTS = ("gradient_norm", "lower_residual", "inverse_residual")
 
 
@@ -65,23 +65,21 @@ class Guard:
     def count(self, entries: list[dict[str, float]]) -> None:
         """Knows these entries, and no others."""
         self.first, self.least, self.seen = 0.0, math.inf, 0
-        self.logs = dict.fromkeys(_GRADIENTS, 0.0)  # sums of the logarithms of tracked gradients
+        self.largest = dict.fromkeys(_GRADIENTS, 0.0)
         for entry in entries:
             self._add(entry)
 
     def _add(self, entry: dict[str, float]) -> None:
         self.first = self.first if self.seen else abs(entry["objective"])
         self.least, self.seen = min(self.least, entry["objective"]), self.seen + 1
-        for name in _GRADIENTS:
-            self.logs[name] += math.log(max(entry[name], 1e-300))
+        self.largest = {name: max(self.largest[name], entry[name]) for name in _GRADIENTS}
 
     def has_blown_up(self, entry: dict[str, float]) -> bool:
         """Whether f, or a tracked gradient, has grown by orders of magnitude."""
         if not all(math.isfinite(entry[name]) for name in ("objective", *_GRADIENTS)):
             return True
         far = self.seen >= _ENTRIES and any(
-            entry[name] > 0 and math.log(entry[name]) > self.logs[name] / self.seen + _FAR
-            for name in _GRADIENTS
+            entry[name] > _FAR * self.largest[name] > 0 for name in _GRADIENTS
         )
         return far or self._above(entry, _BLOWN_UP)
 
@@ -102,7 +100,7 @@ class Guard:
 
     def cause(self, good: dict[str, float], held: dict[str, float]) -> str:
         """Which step is too long, from entries of the good state and of a run from there with x held."""
-        grown = any(held[name] > _GROWN * good[name] > 0 for name in _GRADIENTS)
+        grown = any(held[name] > _GROWN * good[name] > 0 for name in ("lower_residual", "inverse_residual"))
         return "lower_step" if grown or self.has_blown_up(held) else "upper_step"
 
     def back(self, step: int, what: str, begin: Callable[[], State]) -> State:
@@ -111,8 +109,12 @@ class Guard:
         If the good state has not helped before, it was not good: the run begins again.
         """
         assert self.good.restraint is not None
+        latest = self.recoveries[-2:]
+        if len(latest) == 2 and all(one.what == what and step <= one.step for one in latest):
+            what = next(other for other in _FIELD if other != what)  # that was not the cause
         from_here = [one for one in self.recoveries if one.back_to == int(self.good.step)]
-        if len(from_here) >= _FRUITLESS and int(self.good.step) > 0:
+        fruitless = len(from_here) >= _FRUITLESS or step <= int(self.good.step) + 1
+        if fruitless and int(self.good.step) > 0:
             self.good = dataclasses.replace(begin(), restraint=self.good.restraint)
         self.good = _restrained(self.good, what, _SHORTER)
         factor = float(getattr(self.good.restraint, _FIELD[what]))

@@ -174,7 +174,7 @@ class Run:
         if guard is None or len(guard.recoveries) >= MOST or fault(problem, self.state, first, self.done):
             return False
         start, lost = int(guard.good.step), self.done
-        if lost <= start + 1:  # f is not finite there
+        if lost <= 1:  # f is not finite at the start
             return False
         held, total = compiled_chunk(self.inputs, guard.held(), lost - start, shards=self.shards)
         objective = float(total.high) / (lost - start)

@@ -31,7 +31,7 @@ from bilevax._step.trackers import TrackedSolve, check_hessian, scaled_identitie
 from bilevax._step.visit import Look, Visit
 from bilevax._util.trees import PyTree
 
-_LEAST = 1e-5  # the least eigenvalue of H, scaled to a diagonal of ones
+_LEAST = 1e-3  # the least eigenvalue of H, scaled to a diagonal of ones
 _NOTHING = 1e-20  # of the largest diagonal entry: less is no curvature at all
 
 

@@ -62,15 +62,15 @@ class Smoothness(eqx.Module):
     renewed: bool = eqx.field(static=True, default=True)
 
     @classmethod
-    def given(cls, steps: PerEntry, chance: float, inverse: bool) -> Smoothness:
-        """The curvature with which `step` returns what the user gave."""
-        value = jnp.asarray(_SAFE * chance / steps.step)
+    def given(cls, steps: PerEntry, inverse: bool) -> Smoothness:
+        """Steps that the user gave: `value` is then τ itself."""
+        value = jnp.asarray(steps.step)
         scales = jax.tree.map(lambda a: jnp.asarray(a, value.dtype), steps.scales)
         return cls(value, scales, jnp.zeros_like(value), inverse, renewed=False)
 
     def step(self, chance: float) -> Array:
         """τ; lazy slots move in every step, and are visited with this chance."""
-        return _SAFE * chance / self.value
+        return _SAFE * chance / self.value if self.renewed else self.value
 
     @property
     def bound(self) -> Array:
@@ -113,6 +113,7 @@ def renew_smoothness(
     sampler: Sampler,
     known: Smoothness,
     step: Array,
+    rescale: bool = True,
 ) -> Smoothness:
     """The estimate after a step: the visited blocks are looked at again every few steps.
 
@@ -129,8 +130,8 @@ def renew_smoothness(
       sampler: the plan of sampling.
       known: the estimate so far.
       step: t.
+      rescale: whether P is renewed, too.
     """
-
     if not known.renewed:
         return known
 
@@ -143,6 +144,7 @@ def renew_smoothness(
         found = _diagonal(*look, _RENEWAL_PROBES, before)
         diagonal = jax.tree.map(lambda old, new: old + _NEW * (new - old), before, found)
         scales = jax.tree.map(lambda d, like: (1 / d).astype(like.dtype), diagonal, known.scales)
+        scales = scales if rescale else known.scales
         largest = _largest_curvature(*look, _RENEWAL_PASSES, scales).astype(known.value.dtype)
         return jnp.maximum(largest, _FORGOTTEN * known.value), scales
 

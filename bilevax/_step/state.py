@@ -46,9 +46,9 @@ class Restraint(eqx.Module):
     lower: Array
 
     @classmethod
-    def none(cls) -> Restraint:
+    def none(cls, dtype: Any) -> Restraint:
         """Factors of one."""
-        return cls(jnp.ones(()), jnp.ones(()))
+        return cls(jnp.ones((), dtype), jnp.ones((), dtype))
 
 
 class State(eqx.Module):

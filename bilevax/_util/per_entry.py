@@ -18,7 +18,7 @@ class PerEntry(eqx.Module):
 
     Args:
       step: τ.
-      scales: positive arrays, shaped like the y of one block.
+      scales: arrays, shaped like the y of one block.
 
     Example:
       >>> import bilevax as bx, jax.numpy as jnp
@@ -31,5 +31,5 @@ class PerEntry(eqx.Module):
     def __check_init__(self) -> None:
         for name in ("step", "scales"):
             for leaf in jax.tree.leaves(getattr(self, name)):
-                if not checks.is_traced(leaf) and np.any(np.asarray(leaf) <= 0):
-                    raise ValueError(f"{name} must be positive, got {leaf}")
+                if not checks.is_traced(leaf) and np.any(np.asarray(leaf) < 0):
+                    raise ValueError(f"{name} must not be negative, got {leaf}")

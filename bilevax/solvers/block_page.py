@@ -88,6 +88,7 @@ class BlockPAGE(Recipe):
     beta: ClassVar[float] = 0.0
     corrected = True
     lazy = True
+    rescales = False
     curvature = TrackedSolve()
 
     def __check_init__(self) -> None:

@@ -59,6 +59,8 @@ class Recipe(AbstractSolver):
     Class attributes:
       corrected: True tracks with MSVR and STORM, looking at t and t−1; False with moving averages.
       lazy: True moves all slots, lazily; False only those that are visited.
+      rescales: whether the scales of left-out lower steps are renewed during a run; not if estimators never
+        forget what they tracked with earlier scales.
       curvature: the tracker of levels with a Hessian; None if the method does not take them.
       means: the tracker of levels without one; None if the method does not take them.
     """
@@ -66,6 +68,7 @@ class Recipe(AbstractSolver):
     distributed: ClassVar[bool] = True
     corrected: ClassVar[bool]
     lazy: ClassVar[bool]
+    rescales: ClassVar[bool] = True
     curvature: ClassVar[Tracker | None]
     means: ClassVar[Tracker | None] = Identity()
 
@@ -182,6 +185,7 @@ class Recipe(AbstractSolver):
                 state.sampler,
                 known,
                 state.step,
+                self.rescales,
             )
             for name, known in state.smoothness.items()
         }

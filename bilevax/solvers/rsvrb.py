@@ -168,7 +168,7 @@ class RSVRB(AbstractSolver):
         bound = smoothness[name].bound if smoothness else 1.0
         used = smoothness if self.lower_step is None else {}
         if isinstance(self.lower_step, PerEntry):
-            used = {name: Smoothness.given(self.lower_step, sampler.per_step / problem.count, True)}
+            used = {name: Smoothness.given(self.lower_step, True)}
         scales = used[name].scales if used else None
         m, slope = problem.count, zeros_like(y)
         pieces = Pieces(
@@ -211,7 +211,7 @@ class RSVRB(AbstractSolver):
             sampler=sampler,
             named=problem.named,
             centres=problem.centre_functions,
-            restraint=Restraint.none(),
+            restraint=Restraint.none(result_dtype(x)),
         )
 
     def coefficients_at(self, problem: Problem, state: State) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from bilevax._step.smoothness import Smoothness, estimate_floor, estimate_smooth
 from bilevax._step.state import Restraint, State
 from bilevax._util.per_entry import PerEntry
 from bilevax._util.trees import PyTree, combine, result_dtype, zeros_like
-from bilevax.solvers.start_checks import checked_start, slot_shape, touched_slots
+from bilevax.solvers.start_checks import checked_start, slot_shape
 from bilevax.solvers.upper import upper_start, way_back
 
 if TYPE_CHECKING:
@@ -60,13 +60,13 @@ def start_state(recipe: Recipe, problem: Problem, x0: PyTree, y0: PyTree, sample
         optimizer=upper_start(recipe.upper_step, x),
         levels=levels,
         clocks=clocks,
-        smoothness=_used_smoothness(recipe, problem, sampler, smoothness, missing),
+        smoothness=_used_smoothness(recipe, problem, smoothness, missing),
         floors=floors,
         sampler=sampler,
         named=problem.named,
         multipliers=tuple(name for name, tracker in trackers.items() if tracker.multiplier),
         centres=problem.centre_functions,
-        restraint=Restraint.none(),
+        restraint=Restraint.none(result_dtype(x)),
     )
     return state if rows == 0 else _first_pass(recipe, problem, state, estimated, rows)
 
@@ -74,7 +74,6 @@ def start_state(recipe: Recipe, problem: Problem, x0: PyTree, y0: PyTree, sample
 def _used_smoothness(
     recipe: Recipe,
     problem: Problem,
-    sampler: Sampler,
     estimated: dict[str, Smoothness],
     missing: dict[str, set[str]],
 ) -> dict[str, Smoothness]:
@@ -83,9 +82,7 @@ def _used_smoothness(
     for name in problem.levels:
         given = evaluate(recipe.option("lower_step"), jnp.zeros((), jnp.int32), name)
         if isinstance(given, PerEntry):
-            chance = sampler.chance(problem, name, touched_slots(problem, sampler, name))
-            inverse = recipe.leaves_out("inverse_step", name)
-            out[name] = Smoothness.given(given, chance if recipe.lazy else 1.0, inverse)
+            out[name] = Smoothness.given(given, recipe.leaves_out("inverse_step", name))
     return out
 
 
