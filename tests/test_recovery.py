@@ -144,4 +144,4 @@ def test_a_large_state_is_guarded_only_if_asked(monkeypatch):
     monkeypatch.setattr(recovery, "MOST_BYTES", 10)
     with pytest.raises(bx.DivergedError):
         run(bx.SOBA(upper_step=1e3))
-    assert run(bx.SOBA(upper_step=1e3), stop=bx.Stop(recover=True, verify=False)).recoveries
+    assert run(bx.SOBA(upper_step=20.0), stop=bx.Stop(recover=True, verify=False)).recoveries

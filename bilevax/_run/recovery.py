@@ -109,9 +109,9 @@ class Guard:
         If the good state has not helped before, it was not good: the run begins again.
         """
         assert self.good.restraint is not None
-        latest = self.recoveries[-2:]
-        if len(latest) == 2 and all(one.what == what and step <= one.step for one in latest):
-            what = next(other for other in _FIELD if other != what)  # that was not the cause
+        blamed = [one.what for one in self.recoveries if step <= one.step]
+        if blamed.count(what) >= MOST // 2:  # that was not the cause
+            what = next(other for other in _FIELD if other != what)
         from_here = [one for one in self.recoveries if one.back_to == int(self.good.step)]
         fruitless = len(from_here) >= _FRUITLESS or step <= int(self.good.step) + 1
         if fruitless and int(self.good.step) > 0:
