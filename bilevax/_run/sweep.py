@@ -24,6 +24,7 @@ from bilevax._step.state import State
 from bilevax._util import checks
 from bilevax._util.trees import PyTree, all_finite
 from bilevax.solvers.base import AbstractSolver
+from bilevax.solvers.offsets import with_offsets
 
 Columns = dict[str, np.ndarray]
 
@@ -159,7 +160,10 @@ def sweep(
         checks.solver(made, AbstractSolver)
         made.check(problems[0], sampler)
     check_row_means(problems[0], x0, y0)
-    stacked = _stack(problems) if many else problem
+    first = solver(**{name: column[0].item() for name, column in columns.items()})
+    centres = with_offsets(problems[0], first, x0, y0, sampler).centre_functions  # as in `minimize`
+    problems = [one.with_centres(centres) for one in problems]
+    stacked = _stack(problems) if many else problems[0]
     display = make_progress(progress, steps)
 
     runs = many_runs(solver, sampling, dict(metrics or {}), many)
