@@ -4,7 +4,8 @@ In a proximal problem, :math:`g_i = h_i(y) + \lambda \|y - x\|^2`, all solutions
 visited blocks would follow it. Stored as :math:`y_i = x + \delta_i`, all of them do.
 
 Whether they do is measured: :math:`-\nabla_{yx}^2 g\, r` is how y is pushed if x moves by r. In a proximal
-problem it is along r, whatever h is. Offsets are stored if its cosine with a random r is above one half.
+problem it is along r, whatever h is. Offsets are stored if its cosine with a random r is above one half, and
+if its size fits the curvature of g in y: otherwise x is in other units than y.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from bilevax.solvers.start_checks import checked_start
 
 _BLOCKS = 8
 _ALONG = 0.5
+_LEAST_SHARE, _MOST_SHARE = 0.01, 2.0  # of the coupling in the curvature: else x is in other units than y
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +128,10 @@ def _follows(
 
             pushed = jax.jvp(gradient, (x,), (along,))[1]
             sizes = norm(pushed) * norm(r)
-            return -inner(pushed, r) / jnp.where(sizes > 0, sizes, 1)
+            curved = jax.jvp(jax.grad(lambda y: view.g(name, y)), (y,), (r,))[1]
+            share = -inner(pushed, r) / jnp.abs(inner(curved, r))
+            in_units_of_y = (share > _LEAST_SHARE) & (share < _MOST_SHARE)
+            return jnp.where(in_units_of_y, -inner(pushed, r) / jnp.where(sizes > 0, sizes, 1), 0)
 
         sample = sampler.visit(problem, blocks, sampler.random.at(START), sampler.batch_size)
         return jnp.median(each_block(problem, x, sample, cosine, gather(y, blocks)))
