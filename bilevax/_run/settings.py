@@ -64,19 +64,20 @@ class Settings:
       >>> x0, y0 = jnp.zeros(2), jnp.zeros((4, 2))
       >>> result = bx.minimize(problem, x0, y0, solver=bx.SOBA(0.1), steps=100, progress=None)
       >>> print(result.settings)
-      solver              SOBA      given
-      upper_step          0.1       given
-      lower_step          0.3333    automatic
-      inverse_step        0.3333    automatic
-      radius              left out  default
-      curvature           2         automatic
-      blocks_per_step     4 of 4    automatic
-      batch_size          all       automatic
-      shuffle             True      default
-      initial_batch_size  left out  default
-      strata              1         automatic
-      key                 [0, 0]    automatic
-      steps               100       given
+      solver              SOBA                           given
+      upper_step          0.1                            given
+      lower_step          0.6667 · scales of 0.5 to 0.5  automatic
+      inverse_step        left out                       default
+      radius              left out                       default
+      around              x                              automatic
+      curvature           2                              automatic
+      blocks_per_step     4 of 4                         automatic
+      batch_size          all                            automatic
+      shuffle             True                           default
+      initial_batch_size  left out                       default
+      strata              1                              automatic
+      key                 [0, 0]                         automatic
+      steps               100                            given
       >>> again = bx.minimize(problem, x0, y0, **result.settings.arguments(), progress=None)
       >>> bool(jnp.allclose(again.x, result.x))
       True
