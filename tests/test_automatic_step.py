@@ -199,3 +199,42 @@ def test_lower_problems_whose_curvature_jumps_are_solved():
     result = bx.minimize(problem, x0, jnp.zeros((60, 5)), steps=2000, progress=None)
     assert result.verification.message == ""
     assert result.verification.y_error < 1e-2
+
+
+def test_x_waits_for_lower_variables_that_stay_behind():
+    """The features of wine as they are, between 0.1 and 1,700, with their logarithmic scales as x.
+
+    y follows x with a delay of a few steps; but margins of thousands, multiplied by scales that change, make
+    that delay large. A step that grows as long as f falls ends above where it began.
+    """
+    datasets = pytest.importorskip("sklearn.datasets")
+    rows, labels = datasets.load_wine(return_X_y=True)
+    fold = np.random.default_rng(0).permutation(len(labels)) % 4
+
+    def data(inside):
+        members = [np.flatnonzero(inside(number)) for number in range(4)]
+        index, offsets = np.concatenate(members), np.cumsum([0, *map(len, members)])
+        return bx.PerBlock({"row": rows[index].astype(np.float32), "label": labels[index]}, offsets)
+
+    def loss(x, y, batch):
+        scores = (batch["row"] * jnp.exp(x["scale"])) @ y["w"] + y["b"]
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(scores, batch["label"]))
+
+    def lower(x, y, block, batch):
+        return loss(x, y, batch) + jnp.exp(x["strength"]) / 2 * (jnp.sum(y["w"] ** 2) + 0.1 * y["b"] @ y["b"])
+
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: loss(x, y, batch),
+        lower=lower,
+        blocks=4,
+        upper_data=data(lambda number: fold == number),
+        lower_data=data(lambda number: fold != number),
+    )
+    x0 = {"strength": jnp.zeros(()), "scale": jnp.zeros(13)}
+    result = bx.minimize(
+        problem, x0, {"w": jnp.zeros((4, 13, 3)), "b": jnp.zeros((4, 3))}, steps=1500, progress=None
+    )
+    assert result.recoveries == ()
+    found = result.verification
+    assert found.objective < 0.4 * found.start
+    assert abs(found.tracked - found.objective) < 0.1 * found.objective

@@ -113,3 +113,39 @@ def test_levels_with_slots_of_their_own_are_refused():
     assert result.verification is None
     with pytest.raises(ValueError, match="slots of its own"):
         bx.verify(problem, result.state, x0)
+
+
+@pytest.mark.parametrize("size", [6, 80])  # by a dense Hessian, and by products with it
+def test_lower_problems_in_very_different_units_are_solved(size):
+    units = np.geomspace(1e-3, 1e3, size).astype(np.float32)
+    random = np.random.default_rng(0)
+    basis = np.linalg.qr(random.normal(size=(size, size)))[0]
+    matrix = (basis * np.linspace(1, 20, size)) @ basis.T
+    hessian, target = (units[:, None] * matrix * units).astype(np.float32), random.normal(size=size) / units
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: jnp.sum((units * y - x) ** 2),
+        lower=lambda x, y, block, batch: (y - target) @ hessian @ (y - target) / 2 - x @ (units * y),
+        blocks=2,
+    )
+    x = np.full(size, 0.3, np.float32)
+    solver = bx.SOBA(upper_step=0.0, lower_step=1e-9)
+    state = solver.init(problem, jnp.asarray(x), jnp.zeros((2, size)), key=jax.random.key(0))
+    found = bx.verify(problem, state, x)
+    best = units * target + np.linalg.solve(matrix, x.astype(float))
+    np.testing.assert_allclose(found.objective, np.sum((best - x) ** 2), rtol=2e-3)
+    assert "could not be verified" not in found.message
+
+
+def test_a_wrong_multiplier_is_noticed():
+    """y is right, but v never moves: x stays where it is, and nothing else shows that."""
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: jnp.sum((y - block) ** 2),
+        lower=lambda x, y, block, batch: jnp.sum((y - x) ** 2),
+        blocks=jnp.array([[1.0, 1.0], [3.0, 3.0]]),
+    )
+    solver = bx.SOBA(upper_step=0.1, lower_step=0.3, inverse_step=0.0)
+    with pytest.warns(bx.AccuracyWarning, match="x was moved along a wrong gradient"):
+        result = bx.minimize(
+            problem, jnp.zeros(2), jnp.zeros((2, 2)), solver=solver, steps=600, progress=None
+        )
+    assert result.verification.gradient_error == pytest.approx(1.0)

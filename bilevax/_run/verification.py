@@ -22,6 +22,7 @@ from bilevax.solvers.base import AbstractSolver
 _BLOCKS = 8
 _OFF = 0.02  # of F, by which the tracked f may differ from it
 _SMALL = 0.001  # of the decrease of F: less is of no interest, where F is nearly zero
+_MISLED = 0.9  # of the gradient, by which that with the tracked y and v may be off
 _LEFT = 0.005  # of F, by which a further Newton step may change it
 
 
@@ -40,6 +41,8 @@ class Verification:
       start: the mean of f_i(x₀, y_i(x₀)).
       y_error: ‖y_i − y_i(x)‖ / ‖y_i(x)‖, the median over the blocks.
       v_error: the same of the multipliers v; NaN if the method tracks none.
+      gradient_error: ‖G − ∇F‖ over these blocks, where G is ∇F with the y and v of the run, as a share of the
+        larger one of ‖∇F(x)‖ and ‖∇F(x₀)‖.
       message: what is wrong; empty if nothing is.
     """
 
@@ -49,6 +52,7 @@ class Verification:
     start: float
     y_error: float
     v_error: float
+    gradient_error: float
     message: str
 
 
@@ -109,6 +113,7 @@ def verify(
         float(jnp.mean(start.value)),
         float(jnp.median(found.y_error)),
         float(jnp.median(found.v_error)),
+        float(found.gradient_error / jnp.maximum(found.gradient, start.gradient)),
         "",
     )
     change = np.asarray(found.value - start.value, np.float64)
@@ -116,7 +121,8 @@ def verify(
     spread = 0.0 if len(chosen) == problem.count else float(np.std(change)) / len(chosen) ** 0.5
     done = int(state.step)
     choices = _less_noise(problem, state.sampler), f"steps={4 * done} instead of {done}", _slower_x(solver)
-    message = _message(result, float(jnp.mean(found.left)), 2 * spread, *choices)
+    left = float(jnp.mean(jnp.maximum(found.left, start.left)))
+    message = _message(result, left, 2 * spread, *choices)
     return dataclasses.replace(result, message=message)
 
 
@@ -155,6 +161,12 @@ def _message(
             f"the objective in the history is not F: {of}, F is {found.objective:.4g}, but f is "
             f"{found.tracked:.4g} with the lower variables of the run, which are off by "
             f"{100 * found.y_error:.3g}%: try {_join([*less_noise, steps, upper])}"
+        )
+    if found.gradient_error > _MISLED:
+        return (
+            f"x was moved along a wrong gradient: {of}, the gradient with the y and v of the run is off by "
+            f"{found.gradient_error:.3g} times the larger one of ∇F(x) and ∇F(x0): try "
+            f"{_join([*less_noise, steps, upper])}"
         )
     return ""
 

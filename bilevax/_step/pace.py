@@ -11,8 +11,13 @@ of the window before:
 
 - if x went on in the same direction (their cosine is large), and f still falls along the displacement of the
   window before by more than its noise, r grows;
-- if x turned back (their cosine is negative), or f rose by more than its noise, r shrinks;
+- if x turned back (their cosine is negative), f rose by more than its noise, or y stayed behind, r shrinks;
 - in between, noise decides where x goes: r stays, and the steps shrink as 1/√t, which averages noise out.
+
+If y lags behind y(x), f is not F. To first order the difference is ⟨v, ∇_y g⟩, which a step knows, and by
+which f is corrected here. If the difference grows from one window to the next by more than its noise, and by
+more than what f falls by between two visits of a block, y does not follow x: r does not grow, or shrinks.
+(The size of the difference says little: noise in y and v leaves some where x does not move at all.)
 
 The noise is that of the newest batches, z_t − (1−β) z_{t−1} over β, where β is their weight in z: z itself
 remembers its noise from step to step, and noise alone would then look like a direction.
@@ -50,6 +55,7 @@ _WAIT = 2  # windows
 _GROW, _SHRINK = 1.6, 0.5
 _SAME, _BACK = 0.5, -0.1  # cosines
 _SURE = 2.0  # standard errors of the slopes of f
+_BEHIND, _LOST = 1.25, 2.5  # visits' decrease of f, by which the lag of y may grow while r grows; at all
 _RISE = 2.0  # standard errors of f
 
 
@@ -69,6 +75,9 @@ class Pace(NamedTuple):
       slopes: those of f on the newest batches, along the displacement of the window before: how many in this
         window (−1: none yet), their mean, and the sum of their squared deviations from it.
       slope: that of z, at the latest step.
+      lags: how far f was above F in this window, to first order: how many values, their mean, and the sum of
+        their squared deviations from it.
+      lags_before: those of the window before.
     """
 
     count: Array
@@ -82,6 +91,8 @@ class Pace(NamedTuple):
     end: Array
     slopes: Array
     slope: Array
+    lags: Array
+    lags_before: Array
 
 
 def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
@@ -95,8 +106,9 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
 
     Returns:
       A transformation of z. As an optax transformation it can be part of a chain, or of `averaged`. Its
-      update takes three more arguments, which solvers pass: `value`, the mean of f over the batch, `chance`,
-      the probability that a step visits a block, and `weight`, that of a new batch in z.
+      update takes more arguments, which solvers pass: `value`, the mean of f over the batch, `lag`, by how
+      much that would fall if y were y(x), `chance`, the probability that a step visits a block, and
+      `weight`, that of a new batch in z.
 
     Example:
       >>> import bilevax as bx
@@ -108,7 +120,7 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
         zeros = jax.tree.map(lambda a: jnp.zeros_like(_wide(a)), params)
         dtype = jnp.result_type(*jax.tree.leaves(zeros))
         zero, none, start = jnp.zeros((), dtype), jnp.zeros(3, dtype), jnp.zeros((), jnp.int32)
-        return Pace(start, zeros, zeros, zero, zeros, zeros, none, none, start, none, zero)
+        return Pace(start, zeros, zeros, zero, zeros, zeros, none, none, start, none, zero, none, none)
 
     def update(
         updates: PyTree,
@@ -116,6 +128,7 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
         params: PyTree = None,
         *,
         value: Array | float = 1.0,
+        lag: Array | float = 0.0,
         chance: float = 1.0,
         weight: Array | float = 1.0,
         **others: Any,
@@ -129,7 +142,7 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
         direction = jax.tree.map(lambda m, n: _clipped_ratio(m, jnp.sqrt(n)), average, squares)
 
         ended = state.count >= state.end
-        scale = state.scale * jnp.where(ended, _change(state), 1.0)
+        scale = state.scale * jnp.where(ended, _change(state, chance), 1.0)
         slope = _inner(average, direction)
         decrease = _FIRST_DECREASE * jnp.abs(state.values[1])
         by_f, by_x = decrease / jnp.where(slope > 0, slope, jnp.inf), _FIRST_MOVE * _size(params, dtype)
@@ -151,17 +164,19 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
             scale,
             jax.tree.map(lambda old, d: jnp.where(ended, 0, old) + d, state.covered, direction),
             jax.tree.map(lambda new, old: jnp.where(ended, new, old), state.covered, state.covered_before),
-            _with(jnp.where(ended, 0, state.values), jnp.asarray(value, dtype)),
+            _with(jnp.where(ended, 0, state.values), jnp.asarray(value - lag, dtype)),
             jnp.where(ended, state.values, state.values_before),
             jnp.where(ended, state.count + length, state.end),
             jnp.where(ended, jnp.asarray([-1, 0, 0], dtype), slopes),
             along,
+            _with(jnp.where(ended, 0, state.lags), jnp.asarray(lag, dtype)),
+            jnp.where(ended, state.lags, state.lags_before),
         )
 
     return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
 
 
-def _change(state: Pace) -> Array:
+def _change(state: Pace, chance: float) -> Array:
     """The factor of r after a window."""
     inner = _inner(state.covered, state.covered_before)
     sizes = _inner(state.covered, state.covered) * _inner(state.covered_before, state.covered_before)
@@ -169,10 +184,15 @@ def _change(state: Pace) -> Array:
     (many, mean, spread), (many_before, mean_before, spread_before) = state.values, state.values_before
     variance = spread / jnp.maximum(many, 1) ** 2 + spread_before / jnp.maximum(many_before, 1) ** 2
     rising = (many_before > 0) & (mean - mean_before > _RISE * jnp.sqrt(variance))
-    many, mean, spread = state.slopes
-    downhill = mean * many > _SURE * jnp.sqrt(spread)
-    onward = (cosine > _SAME) & downhill
-    return jnp.where(rising | (cosine < _BACK), _SHRINK, jnp.where(onward, _GROW, 1.0))
+    many, slope, spread = state.slopes
+    downhill = slope * many > _SURE * jnp.sqrt(spread)
+    (many, lag, spread), (many_before, lag_before, spread_before) = state.lags, state.lags_before
+    variance = spread / jnp.maximum(many, 1) ** 2 + spread_before / jnp.maximum(many_before, 1) ** 2
+    behind = jnp.maximum(jnp.abs(lag) - jnp.abs(lag_before) - _SURE * jnp.sqrt(variance), 0)
+    by_visit = jnp.maximum(mean_before - mean, 0) / jnp.maximum(many * chance, 1)
+    onward = (cosine > _SAME) & downhill & (behind <= _BEHIND * by_visit)
+    too_fast = rising | (cosine < _BACK) | (behind > _LOST * by_visit)
+    return jnp.where(too_fast, _SHRINK, jnp.where(onward, _GROW, 1.0))
 
 
 def _size(params: PyTree, dtype: Any) -> Array:

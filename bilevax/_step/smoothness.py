@@ -32,7 +32,7 @@ PyTree = Any
 
 _SAFE = 2 / 3  # τ L
 _BLOCKS = 64
-_PROBES, _PASSES = 8, 20
+_PROBES, _ROUNDS, _PASSES = 8, 3, 20
 _RENEWAL = 32  # steps between two looks at the curvature
 _RENEWAL_PROBES, _RENEWAL_PASSES = 2, 4
 _NEW = 0.2  # the weight of a look in D
@@ -96,8 +96,14 @@ def estimate_smoothness(
     rows = gather(y[name], sample.slots[name])
     keys = _keys(jax.random.key(0), sample, sampler)
     axes = sample.slots[name].ndim
-    one = jax.tree.map(lambda a: jnp.ones(a.shape[axes:], result_dtype(y[name])), rows)
-    diagonal = _diagonal(problem, name, x, rows, sample, sampler, keys, _PROBES, one)
+    ones = jax.tree.map(lambda a: jnp.ones(a.shape[axes:], result_dtype(y[name])), rows)
+
+    def improve(number: Array, known: PyTree) -> PyTree:
+        fresh = jax.vmap(jax.random.fold_in, (0, None))(keys, number)
+        found = _diagonal(problem, name, x, rows, sample, sampler, fresh, _PROBES, known)
+        return jax.tree.map(lambda new, old: new.astype(old.dtype), found, known)
+
+    diagonal = jax.lax.fori_loop(0, _ROUNDS, improve, ones)
     scales = jax.tree.map(lambda d: 1 / d, diagonal)
     largest = _largest_curvature(problem, name, x, rows, sample, sampler, keys, _PASSES, scales)
     value = jnp.where(largest > 0, largest, 1)
@@ -172,14 +178,20 @@ def _diagonal(
     sampler: Sampler,
     keys: Array,
     probes: int,
-    otherwise: PyTree,
+    known: PyTree,
 ) -> PyTree:
-    """D of one slot, over sampled blocks; `otherwise` where there is no curvature at all."""
+    """D of one slot, over sampled blocks, from an earlier estimate, which stays if there is no curvature.
+
+    A product with random signs mixes an entry with all others, and is rough where their units are very
+    different. So they are looked at in units in which the earlier estimate is one.
+    """
+    roots = jax.tree.map(lambda d: 1 / jnp.sqrt(d), known)
 
     def one(view: BlockView, y: PyTree, key: Array) -> tuple[PyTree, PyTree]:
         def probe(key: Array) -> PyTree:
             signs = random_like(key, y, jax.random.rademacher)
-            return jax.tree.map(jnp.multiply, signs, _product(view, name, y, signs))
+            image = scaled(_product(view, name, y, scaled(signs, roots)), roots)
+            return jax.tree.map(jnp.multiply, signs, image)
 
         found = jax.lax.map(probe, jax.random.split(key, probes))
         return jax.tree.map(lambda a: jnp.mean(a, 0), (found, jax.tree.map(jnp.square, found)))
@@ -191,7 +203,7 @@ def _diagonal(
     diagonal = jax.tree.map(lambda d, s: jnp.maximum(d, _SHARE * jnp.sqrt(s)), diagonal, squares)
     most = jnp.max(jnp.stack([jnp.max(leaf) for leaf in jax.tree.leaves(diagonal)]))
     return jax.tree.map(
-        lambda d, old: jnp.where(most > 0, jnp.maximum(d, _LEAST * most), old), diagonal, otherwise
+        lambda d, old: jnp.where(most > 0, old * jnp.maximum(d, _LEAST * most), old), diagonal, known
     )
 
 

@@ -32,7 +32,7 @@ from bilevax._step.oracles import Oracles
 from bilevax._step.slots import Memory, Moving, project_ball
 from bilevax._step.smoothness import scaled
 from bilevax._step.visit import Look, Visit
-from bilevax._util.trees import PyTree, result_dtype, where_slot, zeros_like
+from bilevax._util.trees import PyTree, combine, inner, result_dtype, where_slot, zeros_like
 
 NEVER = -2  # a last visit that no step's predecessor equals
 
@@ -91,6 +91,10 @@ class Tracker:
         """The memory after this step, and how many tracked matrices had to be repaired."""
         raise NotImplementedError
 
+    def lag(self, visit: Visit, look: Look) -> Array:
+        """By how much f would fall if y were y(x), to first order, over the visited slots; 0 if not known."""
+        return jnp.zeros(())
+
 
 class Identity(Tracker):
     """A mean level: y is tracked directly, and v = ∇_y f."""
@@ -124,6 +128,11 @@ class Identity(Tracker):
         previous = rows.y if visit.corrected else None
         return Memory(y=y, previous=previous, visit=visit.stamped), jnp.zeros((), jnp.int32)
 
+    def lag(self, visit: Visit, look: Look) -> Array:
+        """⟨∇_y f, y − c⟩."""
+        name, seen = visit.name, look.gradients[0]
+        return inner(look.v[0][name], combine((1, look.points[0].y[name]), (-1, seen.v[name])))
+
 
 class Descent(Tracker):
     """An argmin level: y descends along s, which tracks ∇_y g. The trackers below add v."""
@@ -142,6 +151,14 @@ class Descent(Tracker):
         rates, samples = visit.rates, [self._scaled_lower(one, visit) for one in look.gradients]
         s = track(visit.rows.y.slope, samples, rates.alpha, rates.gamma)
         return visit.move(look.points[0].y[visit.name], s, visit.clocks.y, rates.lower_step)
+
+    def lag(self, visit: Visit, look: Look) -> Array:
+        """⟨∇_y f, [∇²_yy g]⁻¹ ∇_y g⟩ = ⟨v, ∇_y g⟩."""
+        return inner(self.multipliers(visit, look), self.lower_gradient(look.gradients[0], visit))
+
+    def multipliers(self, visit: Visit, look: Look) -> PyTree:
+        """v of the visited slots."""
+        return look.v[0][visit.name]
 
     def _scaled_lower(self, seen: Gradients, visit: Visit) -> PyTree:
         return scaled(self.lower_gradient(seen, visit), visit.rates.lower_scales)

@@ -6,37 +6,36 @@ small beside those of a run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 from jax.flatten_util import ravel_pytree
-from jax.scipy.sparse.linalg import cg
 
 from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import all_rows
 from bilevax._problem.view import BlockView, each_block
-from bilevax._util.trees import PyTree
+from bilevax._step.lagrangian import Point, gradients
+from bilevax._truth.lower_solve import solve_lower_problem
+from bilevax._util.trees import PyTree, combine, norm
 
-_QUASI_NEWTON_STEPS, _QUASI_NEWTON_SHARE = 100, 1e-4
-_NEWTON_STEPS = 3
-_CG_STEPS, _CG_SHARE = 100, 1e-7
 _ENTRIES = 2**22  # of the rows of all blocks that are solved at once
 
 
 class Truth(NamedTuple):
-    """Per block: f at the tracked y and at y(x), and how far y, and v if it is tracked, are off.
+    """Some blocks at x: with the tracked y and v, and solved.
 
     Attributes:
-      tracked: f_i(x, y_i).
-      value: f_i(x, y_i(x)).
-      y_error: ‖y_i − y_i(x)‖ / ‖y_i(x)‖, the largest of all levels.
+      tracked: per block, f_i(x, y_i).
+      value: per block, f_i(x, y_i(x)).
+      y_error: per block, ‖y_i − y_i(x)‖ / ‖y_i(x)‖, the largest of all levels.
       v_error: the same of v; NaN if no level tracks it.
-      left: by how much f would change if another Newton step were taken: small if the block was solved.
+      left: per block, by how much f would change if another Newton step were taken: small if the block was
+        solved.
+      gradient: the norm of the mean of ∇F_i.
+      gradient_error: how far that mean is off with the tracked y and v.
     """
 
     tracked: Array
@@ -44,6 +43,8 @@ class Truth(NamedTuple):
     y_error: Array
     v_error: Array
     left: Array
+    gradient: Array
+    gradient_error: Array
 
 
 @eqx.filter_jit
@@ -61,22 +62,21 @@ def solve_few(
     """
     sampler = all_rows(problem)
     sample = sampler.visit(problem, blocks, sampler.random, None)
-
-    def one(view: BlockView, y: dict[str, PyTree], v: dict[str, PyTree]) -> Truth:
-        solved = {name: _lower(view, name, y[name]) for name in y}
-        best = {name: found for name, (found, _) in solved.items()}
-        by_y = jax.grad(view.f)(best)
-        errors = [_relative(y[name], best[name]) for name in y]
-        multipliers = [
-            _relative(v[name], _multiplier(view, name, best[name], by_y[name]))
-            for name in v
-            if v[name] is not None
-        ]
-        v_error = jnp.max(jnp.stack(multipliers)) if multipliers else jnp.asarray(jnp.nan)
-        left = sum(jnp.abs(jnp.vdot(ravel_pytree(by_y[name])[0], move)) for name, (_, move) in solved.items())
-        return Truth(view.f(y), view.f(best), jnp.max(jnp.stack(errors)), v_error, jnp.asarray(left))
-
-    return each_block(problem, x, sample, one, y, v)
+    best, multipliers, left = each_block(problem, x, sample, _solve, y)
+    used = {name: multipliers[name] if v[name] is None else v[name] for name in v}
+    seen = gradients(problem, Point(x, y), used, sample).x
+    true = gradients(problem, Point(x, best), multipliers, sample).x
+    by_level = [_relative(y[name], best[name]) for name in y]
+    of_v = [_relative(v[name], multipliers[name]) for name in v if v[name] is not None]
+    return Truth(
+        each_block(problem, x, sample, BlockView.f, y),
+        each_block(problem, x, sample, BlockView.f, best),
+        jnp.max(jnp.stack(by_level), 0),
+        jnp.max(jnp.stack(of_v), 0) if of_v else jnp.full(blocks.shape, jnp.nan),
+        left,
+        norm(true),
+        norm(combine((1, seen), (-1, true))),
+    )
 
 
 def affordable_blocks(problem: Problem, most: int) -> int:
@@ -97,63 +97,29 @@ def require_slot_per_block(problem: Problem, caller: str) -> None:
             )
 
 
-def _lower(view: BlockView, name: str, y: PyTree) -> tuple[PyTree, Array]:
-    """y(x) of one level, and the Newton step that is left."""
-    if not view.problem.levels[name].has_hessian:
-        found = view.c(name)
-        return found, jnp.zeros_like(ravel_pytree(found)[0])
-    flat, unravel = ravel_pytree(y)
-
-    def value(flat: Array) -> Array:
-        return view.g(name, unravel(flat))
-
-    found = _newton(value, _quasi_newton(value, flat))
-    return unravel(found), _newton_direction(value, found)
-
-
-def _quasi_newton(value: Callable[[Array], Array], start: Array) -> Array:
-    """A point near the minimum, by L-BFGS."""
-    solver = optax.lbfgs()
-    both = optax.value_and_grad_from_state(value)
-    enough = _QUASI_NEWTON_SHARE * jnp.linalg.norm(jax.grad(value)(start))
-
-    def step(carry: tuple[Array, Any, Array, Array]) -> tuple[Array, Any, Array, Array]:
-        at, state, count, _ = carry
-        f, gradient = both(at, state=state)
-        moves, state = solver.update(gradient, state, at, value=f, grad=gradient, value_fn=value)
-        after: Any = optax.apply_updates(at, moves)
-        after = jnp.where(jnp.isfinite(value(after)), after, at)
-        return after, state, count + 1, jnp.linalg.norm(gradient) > enough
-
-    going = (start, solver.init(start), jnp.zeros((), jnp.int32), jnp.ones((), bool))
-    return jax.lax.while_loop(lambda now: now[3] & (now[2] < _QUASI_NEWTON_STEPS), step, going)[0]
-
-
-def _newton(value: Callable[[Array], Array], start: Array) -> Array:
-    """A few Newton steps, each taken only if it does not increase the value."""
-
-    def step(_: Any, at: Array) -> Array:
-        after = at - _newton_direction(value, at)
-        return jnp.where(value(after) <= value(at), after, at)
-
-    return jax.lax.fori_loop(0, _NEWTON_STEPS, step, start)
-
-
-def _newton_direction(value: Callable[[Array], Array], at: Array) -> Array:
-    gradient, product = jax.linearize(jax.grad(value), at)
-    return cg(product, gradient, tol=_CG_SHARE, maxiter=_CG_STEPS)[0]
-
-
-def _multiplier(view: BlockView, name: str, y: PyTree, by_y: PyTree) -> PyTree:
-    """[∇²_yy g]⁻¹ ∇_y f."""
-    if not view.problem.levels[name].has_hessian:
-        return by_y
-    flat, unravel = ravel_pytree(y)
-    product = jax.linearize(jax.grad(lambda flat: view.g(name, unravel(flat))), flat)[1]
-    return unravel(cg(product, ravel_pytree(by_y)[0], tol=_CG_SHARE, maxiter=_CG_STEPS)[0])
+def _solve(view: BlockView, y: dict[str, PyTree]) -> tuple[dict[str, PyTree], dict[str, PyTree], Array]:
+    """y(x) and [∇²_yy g]⁻¹ ∇_y f of every level, and by how much f would change by another Newton step."""
+    best, solved = {}, {}
+    for name in y:
+        if view.problem.levels[name].has_hessian:
+            flat, unravel = ravel_pytree(y[name])
+            solved[name] = solve_lower_problem(lambda flat, n=name, u=unravel: view.g(n, u(flat)), flat)
+            best[name] = unravel(solved[name].y)
+        else:
+            best[name] = view.c(name)
+    multipliers, left = jax.grad(view.f)(best), jnp.zeros(())
+    for name, found in solved.items():
+        slope, unravel = ravel_pytree(multipliers[name])
+        multipliers[name] = unravel(found.inverse(slope))
+        left += jnp.abs(jnp.vdot(slope, found.move))
+    return best, multipliers, left
 
 
 def _relative(tracked: PyTree, true: PyTree) -> Array:
-    tracked, true = ravel_pytree(tracked)[0], ravel_pytree(true)[0]
-    size = jnp.linalg.norm(true)
-    return jnp.linalg.norm(tracked - true) / jnp.where(size > 0, size, 1)
+    """Per block, the size of the difference as a share of that of the truth."""
+
+    def one(tracked: PyTree, true: PyTree) -> Array:
+        size = norm(true)
+        return norm(combine((1, tracked), (-1, true))) / jnp.where(size > 0, size, 1)
+
+    return jax.vmap(one)(tracked, true)

@@ -21,6 +21,7 @@ from bilevax.solvers.start_checks import touched_slots
 from bilevax.solvers.upper import UpperStep
 
 _FIRST, _DECAY = 0.3, 3.0  # the weight of a new batch: at most the first, then the second over √visits
+_EXACT = 0.4  # the weight of a batch of all rows
 
 
 class FallingWeight(eqx.Module):
@@ -54,7 +55,7 @@ class BlockNewton(Recipe):
     Args:
       upper_step: η: a float, a schedule of the step number, or an optax transformation of z; left out,
         `automatic_step()`.
-      alpha: c, the weight of a new batch in (0, 1]; left out, min(0.3, 3/√visits), or 0.3 if a
+      alpha: c, the weight of a new batch in (0, 1]; left out, min(0.3, 3/√visits), or 0.4 if a
         step sees all rows.
       beta: β in (0, 1].
 
@@ -90,4 +91,4 @@ class BlockNewton(Recipe):
 def _left_out(problem: Problem, sampler: Sampler, name: str, touched: int) -> float | FallingWeight:
     """The weight of a new batch if none is given: it falls, to average the noise of the batches out."""
     noisy = sampler.batch_size is not None
-    return FallingWeight(sampler.chance(problem, name, touched)) if noisy else _FIRST
+    return FallingWeight(sampler.chance(problem, name, touched)) if noisy else _EXACT

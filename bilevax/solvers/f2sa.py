@@ -13,6 +13,7 @@ from bilevax.solvers.toolkit import (
     BlockView,
     Coefficient,
     Gradients,
+    Look,
     Oracles,
     Rates,
     Recipe,
@@ -45,6 +46,11 @@ class Pair(TrackedSolve):
 
     def solve_gradient(self, seen: Gradients, visit: Visit) -> Any:
         return _over(seen.v[visit.name], visit.rates.penalty)
+
+    def multipliers(self, visit: Visit, look: Look) -> Any:
+        """ρ (y − w), which tends to v."""
+        penalty = visit.rates.penalty
+        return combine((penalty, look.points[0].y[visit.name]), (-penalty, look.v[0][visit.name]))
 
 
 class Penalty(Recipe):

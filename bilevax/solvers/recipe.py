@@ -156,9 +156,10 @@ class Recipe(AbstractSolver):
         levels, z = self.renew(problem, state, levels, z)
         # z is affine in the gradients: where devices share the blocks, one sum over them serves both points.
         objective = jnp.where(bad_slots(problem, sample), jnp.nan, seen[0].objective)  # ends the run
-        z, objective = state.sampler.mean((z, objective))
+        lag = sum(tracker.lag(visits[name], look) for name, tracker in self.trackers(problem).items())
+        z, objective, lag = state.sampler.mean((z, objective, lag / sample.blocks.shape[0]))
         chance = min(state.sampler.chance(problem, n, slots.size) for n, slots in sample.slots.items())
-        x, optimizer, back = upper_move(self.upper_step, state, z, stage, objective, chance, beta)
+        x, optimizer, back = upper_move(self.upper_step, state, z, stage, objective, lag, chance, beta)
         moved = dataclasses.replace(
             state,
             step=state.step + 1,

@@ -283,7 +283,7 @@ class RSVRB(AbstractSolver):
         objective = _objective(problem, state.x, {name: gather(memory.y_before, ids)}, sample)
         z, objective = state.sampler.mean((z, objective))
         chance = state.sampler.chance(problem, name, ids.size)
-        x, optimizer, _ = upper_move(self.upper_step, state, z, stage, objective, chance, beta)
+        x, optimizer, _ = upper_move(self.upper_step, state, z, stage, objective, jnp.zeros(()), chance, beta)
         clocks = {name: Clocks(later, state.clocks[name].v)}
         state = dataclasses.replace(
             state,

@@ -25,19 +25,22 @@ def upper_move(
     z: PyTree,
     stage: Array | int,
     value: Array,
+    lag: Array,
     chance: float,
     weight: Any,
 ) -> tuple[PyTree, PyTree, PyTree]:
     """x after one step along z, the state of the transformation, and how to recover the x before.
 
-    A transformation that takes extra arguments gets `value`, the mean of f over the batch, `chance`, the
-    probability that a step visits a block, and `weight`, that of a new batch in z.
+    A transformation that takes extra arguments gets `value`, the mean of f over the batch, `lag`, by how much
+    that would fall if y were y(x), `chance`, the probability that a step visits a block, and `weight`, that
+    of a new batch in z.
     """
     shrunk, upper_step = 0.5 ** (0.5 * stage) * state.upper_factor, chosen_step(upper_step)
     if isinstance(upper_step, optax.GradientTransformation):
         now = known_after(z, state.x)
         more = isinstance(upper_step, optax.GradientTransformationExtraArgs)
-        extra: dict[str, Any] = {"value": value, "chance": chance, "weight": weight} if more else {}
+        known = {"value": value, "lag": lag, "chance": chance, "weight": weight}
+        extra: dict[str, Any] = known if more else {}
         updates, optimizer = upper_step.update(z, state.optimizer, now, **extra)
         return combine((1, now), (shrunk, updates)), optimizer, now
     step = evaluate(upper_step, state.step) * shrunk

@@ -1,0 +1,170 @@
+"""One lower problem, solved in a compiled program.
+
+Problems of few variables are solved by damped Newton steps with a dense Hessian; larger ones by L-BFGS, then
+by Newton steps whose systems are solved by conjugate gradients. Both work in variables in which the diagonal
+of the Hessian is one, so that the entries of y may have very different units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+from jax.scipy.sparse.linalg import cg
+
+from bilevax._step.linear_algebra import one_by_one
+
+_DENSE = 64  # variables, up to which the Hessian is a matrix
+_STEPS = 60  # damped Newton steps
+_DAMPING, _CHANGE, _MOST_DAMPING = 1e-3, 10.0, 1e6
+_QUASI_NEWTON_STEPS, _QUASI_NEWTON_SHARE = 100, 1e-4
+_NEWTON_STEPS = 3
+_CG_STEPS, _CG_SHARE = 300, 1e-3
+_CG_ENOUGH = 0.03  # what may be left of a right-hand side
+_PROBES, _ROUNDS = 8, 4
+_SHARE = 0.05  # the least entry of the diagonal, as a share of the size of its row
+_NOTHING = 1e-20  # of the largest diagonal entry: less is no curvature at all
+
+Value = Callable[[Array], Array]
+
+
+class Solved(NamedTuple):
+    """A lower problem after solving it.
+
+    Attributes:
+      y: the minimiser.
+      move: the Newton step that is left; NaN where even its system could not be solved.
+      inverse: multiplies a vector by [∇²_yy g]⁻¹.
+    """
+
+    y: Array
+    move: Array
+    inverse: Callable[[Array], Array]
+
+
+def solve_lower_problem(value: Value, start: Array) -> Solved:
+    """The minimiser of a strongly convex function.
+
+    Args:
+      value: g as a function of a vector.
+      start: where to begin.
+    """
+    return (_dense if start.size <= _DENSE else _matrix_free)(value, start)
+
+
+def _dense(value: Value, start: Array) -> Solved:
+    """Newton steps, with damping that grows where a step would not lower the value (Levenberg)."""
+    rounding = 4 * float(jnp.finfo(start.dtype).eps)
+    slope = jax.grad(value)
+
+    def step(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        at, damping, count, _ = carry
+        now, gradient = value(at), slope(at)
+        inverse = _inverse(value, at, damping)
+        move = inverse(gradient)
+        after = at - move
+        then = value(after)
+        # Near the minimum the value has no digits left to fall; the gradient still has.
+        falls = (then < now) | (jnp.vdot(slope(after), inverse(slope(after))) < jnp.vdot(gradient, move))
+        good = jnp.isfinite(then) & (then <= now + rounding * jnp.abs(now)) & falls
+        enough = good & (jnp.vdot(gradient, move) <= rounding**2 * jnp.abs(now))
+        damping = jnp.where(good, damping / _CHANGE, damping * _CHANGE)
+        going = ~enough & (damping < _MOST_DAMPING)
+        return jnp.where(good, after, at), jnp.maximum(damping, rounding), count + 1, going
+
+    begun = (start, jnp.full((), _DAMPING, start.dtype), jnp.zeros((), jnp.int32), jnp.ones((), bool))
+    found = jax.lax.while_loop(lambda now: now[3] & (now[2] < _STEPS), step, begun)[0]
+    inverse = _inverse(value, found, jnp.full((), rounding, start.dtype))
+    return Solved(found, inverse(slope(found)), inverse)
+
+
+def _inverse(value: Value, at: Array, damping: Array) -> Callable[[Array], Array]:
+    """The inverse of the Hessian with its diagonal scaled to one and then raised by the damping."""
+    hessian = jax.hessian(value)(at)
+    scales = _roots(jnp.diagonal(hessian))
+    scaled = hessian / (scales[:, None] * scales)
+    values, vectors = one_by_one(_decomposed)((scaled + scaled.T) / 2)
+    # A direction of negative curvature has no minimum: it is followed with the size of that curvature.
+    values = jnp.abs(values) + damping
+    return lambda right: (vectors @ ((vectors.T @ (right / scales)) / values)) / scales
+
+
+def _decomposed(matrix: Array) -> tuple[Array, Array]:
+    values, vectors = jnp.linalg.eigh(matrix, symmetrize_input=False)
+    return values, vectors
+
+
+def _roots(diagonal: Array) -> Array:
+    """The roots of a diagonal, with a floor where it is not positive; ones if there is no curvature."""
+    diagonal = jnp.abs(diagonal)
+    largest = jnp.max(diagonal)
+    return jnp.where(largest > 0, jnp.sqrt(jnp.maximum(diagonal, _NOTHING * largest)), 1)
+
+
+def _matrix_free(value: Value, start: Array) -> Solved:
+    """L-BFGS, then Newton steps by conjugate gradients, each taken only if it does not increase the value."""
+    scales = _scales(value, start)
+
+    def scaled(at: Array) -> Array:
+        return value(at / scales)
+
+    def step(_: Any, at: Array) -> Array:
+        after = at - _solution(scaled, at, jax.grad(scaled)(at))[0]
+        return jnp.where(scaled(after) <= scaled(at), after, at)
+
+    found = jax.lax.fori_loop(0, _NEWTON_STEPS, step, _quasi_newton(scaled, start * scales))
+    move, solved = _solution(scaled, found, jax.grad(scaled)(found))
+
+    def inverse(right: Array) -> Array:
+        return _solution(scaled, found, right / scales)[0] / scales
+
+    return Solved(found / scales, jnp.where(solved, move / scales, jnp.nan), inverse)
+
+
+def _scales(value: Value, at: Array) -> Array:
+    """The roots of the diagonal of the Hessian, from products with random signs.
+
+    A product mixes entry i with all others. So the first estimate is rough where their units are very
+    different; those that follow look at variables that are already scaled.
+    """
+    product = jax.linearize(jax.grad(value), at)[1]
+
+    def improve(_: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        key, scales = carry
+        key, draw = jax.random.split(key)
+        signs = jax.random.rademacher(draw, (_PROBES, at.size), at.dtype)
+        found = signs * jax.lax.map(lambda sign: product(sign / scales) / scales, signs)
+        diagonal = jnp.maximum(jnp.mean(found, 0), _SHARE * jnp.sqrt(jnp.mean(jnp.square(found), 0)))
+        return key, scales * _roots(diagonal)
+
+    return jax.lax.fori_loop(0, _ROUNDS, improve, (jax.random.key(0), jnp.ones_like(at)))[1]
+
+
+def _quasi_newton(value: Value, start: Array) -> Array:
+    """A point near the minimum, by L-BFGS."""
+    solver = optax.lbfgs()
+    both = optax.value_and_grad_from_state(value)
+    enough = _QUASI_NEWTON_SHARE * jnp.linalg.norm(jax.grad(value)(start))
+
+    def step(carry: tuple[Array, Any, Array, Array]) -> tuple[Array, Any, Array, Array]:
+        at, state, count, _ = carry
+        f, gradient = both(at, state=state)
+        moves, state = solver.update(gradient, state, at, value=f, grad=gradient, value_fn=value)
+        after: Any = optax.apply_updates(at, moves)
+        after = jnp.where(jnp.isfinite(value(after)), after, at)
+        return after, state, count + 1, jnp.linalg.norm(gradient) > enough
+
+    going = (start, solver.init(start), jnp.zeros((), jnp.int32), jnp.ones((), bool))
+    return jax.lax.while_loop(lambda now: now[3] & (now[2] < _QUASI_NEWTON_STEPS), step, going)[0]
+
+
+def _solution(value: Value, at: Array, right: Array) -> tuple[Array, Array]:
+    """[∇² value]⁻¹ right, and whether it is one."""
+    product = jax.linearize(jax.grad(value), at)[1]
+    found = cg(product, right, tol=_CG_SHARE, maxiter=_CG_STEPS)[0]
+    left = jnp.linalg.norm(product(found) - right)
+    return found, left <= _CG_ENOUGH * jnp.linalg.norm(right)
