@@ -73,8 +73,9 @@ def test_x_waits_before_it_moves_and_then_speeds_up():
     step = bx.automatic_step()
     x = jnp.zeros(3)
     state, path = step.init(x), []
-    for _ in range(200):
+    for _ in range(250):
         moves, state = step.update(jnp.array([1.0, -2.0, 0.5]), state, x, value=1.0, chance=1.0)
+        x = optax.apply_updates(x, moves)
         path.append(np.asarray(moves))
     sizes = np.abs(np.array(path)).max(1)
     assert (sizes[:50] == 0).all()
@@ -90,9 +91,10 @@ def sequence(gradients, values):
     step = bx.automatic_step()
     x = jnp.zeros(2)
     state, scales = step.init(x), []
-    update = jax.jit(lambda z, state, value: step.update(z, state, x, value=value))
+    update = jax.jit(lambda z, state, x, value: step.update(z, state, x, value=value))
     for z, value in zip(gradients, values, strict=True):
-        _, state = update(jnp.asarray(z), state, jnp.asarray(value))
+        moves, state = update(jnp.asarray(z), state, x, jnp.asarray(value))
+        x = optax.apply_updates(x, moves)
         scales.append(float(state.scale))
     return np.array(scales)
 
@@ -110,6 +112,24 @@ def test_the_speed_falls_when_f_rises():
     falling = sequence(ahead, np.linspace(2, 1, 300))
     rising = sequence(ahead, np.concatenate([np.linspace(2, 1, 150), np.linspace(1, 9, 150)]))
     assert rising[-1] < 0.1 * falling[-1]
+
+
+def test_the_speed_falls_when_y_stays_behind():
+    """f falls by the same amount throughout; its distance from F grows faster than f falls by visit."""
+    steps, step = 400, bx.automatic_step()
+    update = jax.jit(lambda state, x, value, lag: step.update(jnp.ones(2), state, x, value=value, lag=lag))
+
+    def last_scale(lags):
+        x = jnp.zeros(2)
+        state = step.init(x)
+        for value, lag in zip(np.linspace(2, 1, steps), lags, strict=True):
+            moves, state = update(state, x, jnp.asarray(value + lag), jnp.asarray(lag))
+            x = optax.apply_updates(x, moves)
+        return float(state.scale)
+
+    follows = last_scale(np.zeros(steps))
+    assert last_scale(np.full(steps, 0.5)) == pytest.approx(follows)  # it does not grow
+    assert last_scale(np.maximum(0, np.linspace(-1, 1, steps))) < 0.1 * follows
 
 
 def test_entries_without_a_gradient_stay():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -15,6 +16,7 @@ from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import Sampler
 from bilevax._run.sharding import Shards
 from bilevax._step.clocks import CompensatedSum
+from bilevax._step.linear_algebra import run_if
 from bilevax._step.smoothness import unscaled
 from bilevax._step.state import State
 from bilevax._util.trees import PyTree, all_finite, norm
@@ -170,28 +172,53 @@ _advance = eqx.filter_jit(chunk_program, donate="all-except-first")
 def _loop(
     solver: AbstractSolver, problem: Problem, state: State, steps: Array, total: CompensatedSum
 ) -> tuple[State, CompensatedSum]:
+    """Steps until `steps` are taken, or f is not finite.
+
+    What is due between steps is done outside the loop over steps: a program that may branch off in every step
+    is slower in all of them. Where it is done does not depend on where chunks end.
+    """
     last = state.step + steps
+    renews = solver.due(state) is not None
 
     def body(carry: tuple[State, CompensatedSum]) -> tuple[State, CompensatedSum]:
         state, total = carry
-        state, info = solver.step(problem, state)
+        state, info = solver.bare_step(problem, state)
         return state, total + info.objective
 
     def turn(carry: tuple[State, CompensatedSum]) -> tuple[State, CompensatedSum]:
         return jax.lax.fori_loop(0, _TURN, lambda _, carry: body(carry), carry)
 
-    def until(end: Array, body: Any, carry: tuple[State, CompensatedSum]) -> tuple[State, CompensatedSum]:
+    def renew(carry: tuple[State, CompensatedSum]) -> tuple[State, CompensatedSum]:
+        state, total = carry
+        due = solver.due(state)
+        if due is None:
+            return carry
+        found = run_if(due, lambda: solver.renew_estimates(problem, state).smoothness, state.smoothness)
+        return dataclasses.replace(state, smoothness=found), total
+
+    def repeat(part: Any, carry: Any, wanted: Any = None, interrupted: bool = False) -> Any:
+        """A part of the loop, while steps are left and wanted, f is finite, and nothing is due."""
+
         def going_on(carry: tuple[State, CompensatedSum]) -> Array:
             state, total = carry
-            return (state.step < end) & jnp.isfinite(total.high)
+            going = (state.step < last) & jnp.isfinite(total.high)
+            going = going if wanted is None else going & wanted(state.step)
+            return going & ~jnp.asarray(solver.due(state)) if interrupted and renews else going
 
-        return jax.lax.while_loop(going_on, body, carry)
+        return jax.lax.while_loop(going_on, part, carry)
 
     if jax.default_backend() == "cpu":
-        return until(last, body, (state, total))
-    # On an accelerator the host decides about every turn of a loop whose length is not known. So the steps
-    # that are left over come first, then turns of a fixed length. If nothing is left over, the first turn is
-    # taken step by step: a bad start shows at once.
-    begun = (state.step > 0).astype(steps.dtype)
-    single = jnp.minimum(steps, (steps - 1 + begun) % _TURN + 1 - begun)
-    return until(last, turn, until(state.step + single, body, (state, total)))
+        if not renews:
+            return repeat(body, (state, total))
+        return repeat(lambda carry: repeat(body, renew(carry), interrupted=True), (state, total))
+
+    # On an accelerator the host decides about every turn of a loop whose length is not known: so most steps
+    # are taken in turns of a fixed length. The first ones are not: a bad start shows at once.
+    def fits(step: Array) -> Array:
+        return (step % _TURN == 0) & (step > 0) & (step + _TURN <= last)
+
+    def leg(carry: tuple[State, CompensatedSum]) -> tuple[State, CompensatedSum]:
+        carry = repeat(body, renew(carry), lambda step: ~fits(step), interrupted=True)
+        return repeat(turn, carry, fits, interrupted=True)
+
+    return repeat(leg, (state, total))

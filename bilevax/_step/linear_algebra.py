@@ -96,8 +96,13 @@ def one_by_one(function: Any) -> Any:
 
 def run_if(condition: Array, compute: Any, otherwise: Any) -> Any:
     """compute() if the condition holds. A loop of at most one pass: unlike a cond, skipped under vmap too."""
+    return change_if(condition, lambda _: compute(), otherwise)
+
+
+def change_if(condition: Array, change: Any, value: Any) -> Any:
+    """change(value) if the condition holds; in place, if `change` reads the value from its argument only."""
     return jax.lax.while_loop(
-        lambda carry: carry[0], lambda carry: (jnp.zeros((), bool), compute()), (condition, otherwise)
+        lambda carry: carry[0], lambda carry: (jnp.zeros((), bool), change(carry[1])), (condition, value)
     )[1]
 
 

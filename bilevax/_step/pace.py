@@ -6,8 +6,8 @@ r"""An upper step with nothing to tune: whether x keeps its direction says how f
     x \leftarrow x - \frac{r}{\sqrt{t + t_0}}\, d
 
 where n averages m² over about the last third of the steps, entry by entry, so that all entries of x move at
-about the same speed. At the end of each window of steps, the sum D of its directions d is compared with that
-of the window before:
+about the same speed. At the end of each window of steps, the displacement D of x is compared with that of the
+window before:
 
 - if x went on in the same direction (their cosine is large), and f still falls along the displacement of the
   window before by more than its noise, r grows;
@@ -40,6 +40,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
+from bilevax._step.linear_algebra import change_if, run_if
 from bilevax._util import checks
 from bilevax._util.trees import PyTree
 
@@ -67,13 +68,13 @@ class Pace(NamedTuple):
       average: m.
       squares: n.
       scale: r; 0 while x waits.
-      covered: D, the sum of the directions of this window.
-      covered_before: that of the window before.
+      origin: x at the start of this window.
+      covered_before: D, the displacement of x in the window before.
       values: of f in this window: how many, their mean, and the sum of their squared deviations from it.
       values_before: those of the window before.
       end: the step at which this window ends.
       slopes: those of f on the newest batches, along the displacement of the window before: how many in this
-        window (−1: none yet), their mean, and the sum of their squared deviations from it.
+        window, their mean, and the sum of their squared deviations from it.
       slope: that of z, at the latest step.
       lags: how far f was above F in this window, to first order: how many values, their mean, and the sum of
         their squared deviations from it.
@@ -84,7 +85,7 @@ class Pace(NamedTuple):
     average: PyTree
     squares: PyTree
     scale: Array
-    covered: PyTree
+    origin: PyTree
     covered_before: PyTree
     values: Array
     values_before: Array
@@ -120,7 +121,8 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
         zeros = jax.tree.map(lambda a: jnp.zeros_like(_wide(a)), params)
         dtype = jnp.result_type(*jax.tree.leaves(zeros))
         zero, none, start = jnp.zeros((), dtype), jnp.zeros(3, dtype), jnp.zeros((), jnp.int32)
-        return Pace(start, zeros, zeros, zero, zeros, zeros, none, none, start, none, zero, none, none)
+        origin = jax.tree.map(_wide, params)
+        return Pace(start, zeros, zeros, zero, origin, zeros, none, none, start, none, zero, none, none)
 
     def update(
         updates: PyTree,
@@ -133,41 +135,54 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
         weight: Array | float = 1.0,
         **others: Any,
     ) -> tuple[PyTree, Pace]:
-        dtype = state.scale.dtype
+        if params is None:
+            raise ValueError("automatic_step needs params, the x of the step, got None")
+        dtype, ended = state.scale.dtype, state.count >= state.end
         count = state.count.astype(dtype)
         shortest = max(_SHORTEST, math.ceil(_VISITS / chance))
         recent, longer = jnp.maximum(_MOMENTUM, 1 / (count + 1)), 3 / (count + 3)
         average = jax.tree.map(lambda m, z: m + recent * (_wide(z) - m), state.average, updates)
         squares = jax.tree.map(lambda n, m: n + longer * (jnp.square(m) - n), state.squares, average)
-        direction = jax.tree.map(lambda m, n: _clipped_ratio(m, jnp.sqrt(n)), average, squares)
 
-        ended = state.count >= state.end
-        scale = state.scale * jnp.where(ended, _change(state, chance), 1.0)
-        slope = _inner(average, direction)
-        decrease = _FIRST_DECREASE * jnp.abs(state.values[1])
-        by_f, by_x = decrease / jnp.where(slope > 0, slope, jnp.inf), _FIRST_MOVE * _size(params, dtype)
-        # If so small a move of x changes f by a million times its size, that size is by chance: x0 is a zero.
-        begun = math.sqrt(_EARLY) / shortest * jnp.where(by_f < 1e-9 * by_x, by_x, by_f)
-        scale = jnp.where(scale > 0, scale, jnp.where(state.count < _WAIT * shortest, 0, begun)).astype(dtype)
+        # All that reads x as a whole beside the step itself is done at the ends of windows only.
+        def begun() -> Array:
+            first = _first_scale(state, average, squares, params, shortest)
+            return jnp.where(state.scale > 0, state.scale, first).astype(dtype)
+
+        def turned(kept: tuple[Array, PyTree, PyTree]) -> tuple[Array, PyTree, PyTree]:
+            scale, origin, covered_before = kept
+            here = jax.tree.map(_wide, params)
+            covered = jax.tree.map(jnp.subtract, origin, here)
+            return (scale * _change(state, covered, covered_before, chance)).astype(dtype), here, covered
+
+        kept = state.scale, state.origin, state.covered_before
+        scale, origin, covered_before = change_if(ended, turned, kept)
+        waited = (scale == 0) & (state.count >= _WAIT * shortest)
+        scale = run_if(waited, begun, scale)
         size = speed * scale / jnp.sqrt(count + _EARLY)
-        moves = jax.tree.map(lambda d, z: (-size * d).astype(z.dtype), direction, updates)
+        moves = jax.tree.map(
+            lambda m, n, z: (-size * _clipped_ratio(m, jnp.sqrt(n))).astype(z.dtype),
+            average,
+            squares,
+            updates,
+        )
 
-        along = _inner(jax.tree.map(_wide, updates), state.covered_before)
+        along = _inner(jax.tree.map(_wide, updates), covered_before)
         fresh = state.slope + (along - state.slope) / jnp.maximum(weight, _LEAST_WEIGHT)
-        begins = state.slopes[0] < 0  # the slope before was along another displacement
-        slopes = jnp.where(begins, 0, _with(state.slopes, fresh))
         length = jnp.maximum(shortest, _SHARE * count).astype(jnp.int32)
         return moves, Pace(
             state.count + 1,
             average,
             squares,
             scale,
-            jax.tree.map(lambda old, d: jnp.where(ended, 0, old) + d, state.covered, direction),
-            jax.tree.map(lambda new, old: jnp.where(ended, new, old), state.covered, state.covered_before),
+            origin,
+            covered_before,
             _with(jnp.where(ended, 0, state.values), jnp.asarray(value - lag, dtype)),
             jnp.where(ended, state.values, state.values_before),
             jnp.where(ended, state.count + length, state.end),
-            jnp.where(ended, jnp.asarray([-1, 0, 0], dtype), slopes),
+            jnp.where(
+                ended, 0, _with(state.slopes, fresh)
+            ),  # the slope before was along another displacement
             along,
             _with(jnp.where(ended, 0, state.lags), jnp.asarray(lag, dtype)),
             jnp.where(ended, state.lags, state.lags_before),
@@ -176,10 +191,20 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
 
 
-def _change(state: Pace, chance: float) -> Array:
-    """The factor of r after a window."""
-    inner = _inner(state.covered, state.covered_before)
-    sizes = _inner(state.covered, state.covered) * _inner(state.covered_before, state.covered_before)
+def _first_scale(state: Pace, average: PyTree, squares: PyTree, params: PyTree, shortest: int) -> Array:
+    """r of the first window in which x moves."""
+    direction = jax.tree.map(lambda m, n: _clipped_ratio(m, jnp.sqrt(n)), average, squares)
+    slope, dtype = _inner(average, direction), state.scale.dtype
+    decrease = _FIRST_DECREASE * jnp.abs(state.values[1])
+    by_f, by_x = decrease / jnp.where(slope > 0, slope, jnp.inf), _FIRST_MOVE * _size(params, dtype)
+    # If so small a move of x changes f by a million times its size, that size is by chance: x0 is a zero.
+    return math.sqrt(_EARLY) / shortest * jnp.where(by_f < 1e-9 * by_x, by_x, by_f)
+
+
+def _change(state: Pace, covered: PyTree, covered_before: PyTree, chance: float) -> Array:
+    """The factor of r after a window, from the displacements of x in it and in the one before."""
+    inner = _inner(covered, covered_before)
+    sizes = _inner(covered, covered) * _inner(covered_before, covered_before)
     cosine = inner / jnp.sqrt(jnp.where(sizes > 0, sizes, 1))
     (many, mean, spread), (many_before, mean_before, spread_before) = state.values, state.values_before
     variance = spread / jnp.maximum(many, 1) ** 2 + spread_before / jnp.maximum(many_before, 1) ** 2
@@ -221,4 +246,4 @@ def _clipped_ratio(m: Array, size: Array) -> Array:
 
 def _inner(one: PyTree, other: PyTree) -> Array:
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    return jnp.asarray(sum(jnp.sum(a * b) for a, b in pairs))
+    return jnp.asarray(sum(jnp.vdot(a, b, precision="highest") for a, b in pairs))

@@ -10,7 +10,7 @@ the entries of r are random signs; L by a power iteration.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -23,7 +23,7 @@ from bilevax._problem.sampling import POWER, Sample, Sampler
 from bilevax._problem.stream import Stream, permuted
 from bilevax._problem.view import BlockView, each_block
 from bilevax._step.lagrangian import Point, hessians
-from bilevax._step.linear_algebra import one_by_one, run_if
+from bilevax._step.linear_algebra import one_by_one
 from bilevax._step.slots import gather
 from bilevax._util.per_entry import PerEntry
 from bilevax._util.trees import norm, result_dtype
@@ -39,7 +39,7 @@ _NEW = 0.2  # the weight of a look in D
 _FORGOTTEN = 0.9  # the factor by which L falls at most, from look to look
 _SHARE = 0.05  # the least entry of D, as a share of the size of its row
 _LEAST = 1e-6  # the least entry of D, as a share of the largest
-_GROWN = 4.0  # the growth of the slopes beside their recent average that asks for a look
+_GROWN = 4.0  # the growth of f beside its recent average that asks for a look
 _RECENT = 0.1  # the weight of a step in that average
 
 
@@ -49,15 +49,16 @@ class Smoothness(eqx.Module):
     Attributes:
       value: L.
       scales: P, one slot's.
-      gradient: the root mean square of ‖(∂ℓ/∂v, ∂ℓ/∂y)‖ over the visited blocks, averaged over the latest
-        steps; 0 before the first.
+      recent: |f|, averaged over the latest steps; 0 before the first.
       inverse: whether v moves with P, too; not if the user gave a step for it.
+      due: whether it is time for another look.
       renewed: whether the estimate changes during a run; not if the user gave it.
     """
 
     value: Array
     scales: PyTree
-    gradient: Array
+    recent: Array
+    due: Array
     inverse: bool = eqx.field(static=True, default=True)
     renewed: bool = eqx.field(static=True, default=True)
 
@@ -66,11 +67,25 @@ class Smoothness(eqx.Module):
         """Steps that the user gave: `value` is then τ itself."""
         value = jnp.asarray(steps.step)
         scales = jax.tree.map(lambda a: jnp.asarray(a, value.dtype), steps.scales)
-        return cls(value, scales, jnp.zeros_like(value), inverse, renewed=False)
+        return cls(value, scales, jnp.zeros_like(value), jnp.zeros((), bool), inverse, renewed=False)
 
     def step(self, chance: float) -> Array:
         """τ; lazy slots move in every step, and are visited with this chance."""
         return _SAFE * chance / self.value if self.renewed else self.value
+
+    def after(self, step: Array, objective: Array) -> Smoothness:
+        """After step t, which saw this f: says whether another look is due.
+
+        It is every few steps. If steps have become too long for the curvature, y runs away, and f with it:
+        then it is immediately.
+        """
+        if not self.renewed:
+            return self
+        size = jnp.abs(objective).astype(self.recent.dtype)
+        growing = (size > _GROWN * self.recent) & (self.recent > 0)
+        recent = self.recent + _RECENT * (size - self.recent)
+        due = self.due | growing | ((step + 1) % _RENEWAL == 0)
+        return dataclasses.replace(self, recent=recent, due=due)
 
     @property
     def bound(self) -> Array:
@@ -107,59 +122,46 @@ def estimate_smoothness(
     scales = jax.tree.map(lambda d: 1 / d, diagonal)
     largest = _largest_curvature(problem, name, x, rows, sample, sampler, keys, _PASSES, scales)
     value = jnp.where(largest > 0, largest, 1)
-    return Smoothness(value, scales, jnp.zeros_like(value), inverse)
+    return Smoothness(value, scales, jnp.zeros_like(value), jnp.zeros((), bool), inverse)
 
 
 def renew_smoothness(
     problem: Problem,
     name: str,
-    point: Point,
-    slopes: tuple[PyTree, PyTree],
-    draw: Callable[[], Sample],
+    x: PyTree,
+    y: PyTree,
+    sample: Sample,
     sampler: Sampler,
     known: Smoothness,
     step: Array,
     rescale: bool = True,
 ) -> Smoothness:
-    """The estimate after a step: the visited blocks are looked at again every few steps.
+    """The estimate after another look at some blocks: x changes the curvature of the lower problems.
 
-    x changes the curvature of the lower problems. If steps have become too long for it, the slopes grow from
-    step to step: then the blocks are looked at immediately. L rises at once, and falls slowly.
+    L rises at once, and falls slowly.
 
     Args:
       problem: the problem.
       name: the level.
-      point: where the step looked.
-      slopes: per visited block ∂ℓ/∂v and ∂ℓ/∂y.
-      draw: returns the visited blocks and their rows. They are drawn again: if the program of a step had to
-        keep them for a look that is rarely taken, it could not merge drawing them with using them.
+      x: where to look.
+      y: where to look, for the slots of the sample.
+      sample: the blocks and rows to look at.
       sampler: the plan of sampling.
       known: the estimate so far.
       step: t.
       rescale: whether P is renewed, too.
     """
-    if not known.renewed:
-        return known
-
-    def compute() -> tuple[Array, PyTree]:
-        sample, rows = draw(), point.y[name]
-        # Not the run's own key: a run over all blocks and all rows must not depend on it.
-        keys = _keys(jax.random.fold_in(jax.random.key(0), step), sample, sampler)
-        look = (problem, name, point.x, rows, sample, sampler, keys)
-        before = jax.tree.map(lambda scale: 1 / scale, known.scales)
-        found = _diagonal(*look, _RENEWAL_PROBES, before)
-        diagonal = jax.tree.map(lambda old, new: old + _NEW * (new - old), before, found)
-        scales = jax.tree.map(lambda d, like: (1 / d).astype(like.dtype), diagonal, known.scales)
-        scales = scales if rescale else known.scales
-        largest = _largest_curvature(*look, _RENEWAL_PASSES, scales).astype(known.value.dtype)
-        return jnp.maximum(largest, _FORGOTTEN * known.value), scales
-
-    share = norm(slopes) / jax.tree.leaves(slopes)[0].shape[0] ** 0.5
-    gradient = sampler.root_mean_square(share).astype(known.gradient.dtype)
-    growing = (gradient > _GROWN * known.gradient) & (known.gradient > 0)
-    value, scales = run_if((step % _RENEWAL == 0) | growing, compute, (known.value, known.scales))
-    recent = known.gradient + _RECENT * (gradient - known.gradient)
-    return Smoothness(value, scales, recent, known.inverse)
+    # Not the run's own key: a run over all blocks and all rows must not depend on it.
+    keys = _keys(jax.random.fold_in(jax.random.key(0), step), sample, sampler)
+    look = (problem, name, x, y, sample, sampler, keys)
+    before = jax.tree.map(lambda scale: 1 / scale, known.scales)
+    found = _diagonal(*look, _RENEWAL_PROBES, before)
+    diagonal = jax.tree.map(lambda old, new: old + _NEW * (new - old), before, found)
+    scales = jax.tree.map(lambda d, like: (1 / d).astype(like.dtype), diagonal, known.scales)
+    scales = scales if rescale else known.scales
+    largest = _largest_curvature(*look, _RENEWAL_PASSES, scales).astype(known.value.dtype)
+    value = jnp.maximum(largest, _FORGOTTEN * known.value)
+    return dataclasses.replace(known, value=value, scales=scales, due=jnp.zeros((), bool))
 
 
 def _keys(key: Array, sample: Sample, sampler: Sampler) -> Array:

@@ -78,6 +78,21 @@ class AbstractSolver(eqx.Module):
           The new state, and what the step saw.
         """
 
+    def due(self, state: State) -> Array | None:
+        """Whether `renew_estimates` is due before the next step; None if it never is."""
+        return None
+
+    def renew_estimates(self, problem: Problem, state: State) -> State:
+        """What has to be done now and then between two steps: `step` does it when it is due.
+
+        It may change `state.smoothness` only.
+        """
+        return state
+
+    def bare_step(self, problem: Problem, state: State, stage: Array | int = 0) -> tuple[State, Info]:
+        """`step` without what is due before it, for loops that see to that themselves."""
+        return self.step(problem, state, stage)
+
     def check(self, problem: Problem, sampler: Sampler) -> None:
         """Raises if the solver cannot serve the problem; called once, with concrete hyper-parameters."""
         levels = sorted(problem.levels) if problem.named else None

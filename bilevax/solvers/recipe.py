@@ -23,10 +23,11 @@ from bilevax._step.clocks import Clocks
 from bilevax._step.coefficients import Coefficient, evaluate, evaluate_all, first
 from bilevax._step.estimators import moving_average, msvr_gamma, storm
 from bilevax._step.lagrangian import Point, gradients, lagrangian, upper_gradients
+from bilevax._step.linear_algebra import run_if
 from bilevax._step.oracles import Oracles, count_pass, count_steps
 from bilevax._step.ordering import after
 from bilevax._step.slots import Moving
-from bilevax._step.smoothness import Smoothness, renew_smoothness, unscaled
+from bilevax._step.smoothness import renew_smoothness, unscaled
 from bilevax._step.state import Info, State
 from bilevax._step.trackers import Identity, Tracker
 from bilevax._step.visit import Look, Rates, Visit
@@ -133,6 +134,14 @@ class Recipe(AbstractSolver):
 
     def step(self, problem: Problem, state: State, stage: Array | int = 0) -> tuple[State, Info]:
         """Takes one step; see `AbstractSolver.step`."""
+        due = self.due(state)
+        if due is not None:
+            found = run_if(due, lambda: self.renew_estimates(problem, state).smoothness, state.smoothness)
+            state = dataclasses.replace(state, smoothness=found)
+        return self.bare_step(problem, state, stage)
+
+    def bare_step(self, problem: Problem, state: State, stage: Array | int = 0) -> tuple[State, Info]:
+        """One step without what is due before it."""
         problem = problem.with_centres(state.centres)
         sample = self.draw(problem, state)
         visits = self.visits(problem, state, sample, stage)
@@ -169,27 +178,30 @@ class Recipe(AbstractSolver):
             optimizer=optimizer,
             levels=levels,
             clocks=clocks,
-            smoothness=self._renewed_smoothness(problem, state, look),
+            smoothness={name: known.after(state.step, objective) for name, known in state.smoothness.items()},
             store=look.store,
         )
         return moved, _info(state.sampler, objective, z, visits, sum(repaired))
 
-    def _renewed_smoothness(self, problem: Problem, state: State, look: Look) -> dict[str, Smoothness]:
-        point, seen = look.points[0], look.gradients[0]
-        return {
+    def due(self, state: State) -> Array | None:
+        """Whether the curvature has to be looked at before the next step."""
+        asked = [known.due for known in state.smoothness.values() if known.renewed]
+        return functools.reduce(jnp.logical_or, asked) if asked else None
+
+    def renew_estimates(self, problem: Problem, state: State) -> State:
+        """The state with the curvature where it is now, from the blocks that are visited next."""
+        problem = problem.with_centres(state.centres)
+        sample = self.draw(problem, state)
+        visits = self.visits(problem, state, sample, 0)
+        y = {name: tracker.recall(visits[name])[0] for name, tracker in self.trackers(problem).items()}
+        found = {
             name: renew_smoothness(
-                problem,
-                name,
-                point,
-                (seen.v[name], seen.y[name]),
-                functools.partial(self.draw, problem, state),
-                state.sampler,
-                known,
-                state.step,
-                self.rescales,
+                problem, name, state.x, y[name], sample, state.sampler, known, state.step, self.rescales
             )
             for name, known in state.smoothness.items()
+            if known.renewed
         }
+        return dataclasses.replace(state, smoothness=state.smoothness | found)
 
     def draw(self, problem: Problem, state: State) -> Sample:
         """The blocks and rows of a step."""

@@ -77,6 +77,18 @@ class Restart(AbstractSolver):
         """One step with the parameters of its stage."""
         return self.solver.step(problem, state, self.stage(state.step) + stage)
 
+    def due(self, state: State) -> Array | None:
+        """As for the solver inside."""
+        return self.solver.due(state)
+
+    def renew_estimates(self, problem: Problem, state: State) -> State:
+        """Those of the solver inside."""
+        return self.solver.renew_estimates(problem, state)
+
+    def bare_step(self, problem: Problem, state: State, stage: Array | int = 0) -> tuple[State, Info]:
+        """One bare step with the parameters of its stage."""
+        return self.solver.bare_step(problem, state, self.stage(state.step) + stage)
+
     def count_oracles(self, problem: Problem, sampler: Sampler, steps: int) -> Oracles | None:
         """The count of the solver inside."""
         return self.solver.count_oracles(problem, sampler, steps)
