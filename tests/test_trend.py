@@ -31,7 +31,7 @@ def test_a_falling_history_improves_and_a_rising_one_rises(seed, scale):
 @pytest.mark.parametrize("size", [16, 100])
 def test_flat_noise_is_at_its_noise_floor_and_the_mean_is_within_its_error(size):
     found = [estimate(3 + 0.1 * noise(seed, size)) for seed in range(500)]
-    at_floor = [one for one in found if one.trend == "at its noise floor"]
+    at_floor = [one for one in found if one.trend == "no longer improving"]
     assert len(at_floor) >= 0.98 * len(found)
     assert all("batch_size" in one.advice for one in at_floor)
     window = max(8, size // 4)
@@ -40,7 +40,7 @@ def test_flat_noise_is_at_its_noise_floor_and_the_mean_is_within_its_error(size)
 
 
 def test_a_history_that_fell_and_is_flat_now_is_at_its_noise_floor():
-    assert estimate(100 * np.exp(-ENTRIES / 5) + 1 + 0.05 * noise(0)).trend == "at its noise floor"
+    assert estimate(100 * np.exp(-ENTRIES / 5) + 1 + 0.05 * noise(0)).trend == "no longer improving"
 
 
 def test_a_fall_without_noise_improves_even_if_it_is_fast():
@@ -75,7 +75,7 @@ def test_neighbours_that_are_alike_make_the_error_larger():
 
 
 def test_it_prints_with_its_error_and_its_trend():
-    assert str(estimate(3 + 0.1 * noise(1))) == "2.988 ± 0.02, at its noise floor"
+    assert str(estimate(3 + 0.1 * noise(1))) == "2.988 ± 0.02, no longer improving"
     assert describe({"F": estimate([1.0, 2.0]), "loss": 0.5}) == "F 1.5  loss 0.5"
     history = History([{"step": step, "objective": 3 - 0.01 * step} for step in range(100)])
     assert str(history.estimate()) == f"{3 - 0.01 * 87:.4g} ± {history.estimate().error:.1g}, improving"
@@ -87,10 +87,10 @@ def test_the_advice_comes_once_at_the_end(make, capsys):
     with make(20) as shown:
         shown.update(10, 5.0, {"F": flat})
         shown.update(20, 5.0, {"F": flat})
-    assert capsys.readouterr().err.count("F is at its noise floor: more rows per step") == 1
+    assert capsys.readouterr().err.count("F is no longer improving: more rows per step") == 1
     with make(20) as shown:
         shown.update(20, 5.0, {"F": estimate(2 - 0.01 * ENTRIES)})
-    assert "noise floor" not in capsys.readouterr().err
+    assert "no longer improving" not in capsys.readouterr().err
 
 
 def test_a_run_shows_f_and_whether_it_improves(capsys):

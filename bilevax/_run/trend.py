@@ -12,8 +12,8 @@ _CLEAR = 3.0  # standard errors between two windows that differ
 _DIGITS = 1e-4  # of F, below which a change does not show in what is printed
 _MOST_ALIKE = 0.9  # correlation of neighbours
 
-_FLOOR = "at its noise floor"
-_ADVICE = f"F is {_FLOOR}: more rows per step (batch_size, blocks_per_step) or a smaller step would lower it"
+_LEVEL = "no longer improving"
+_ADVICE = f"F is {_LEVEL}: more rows per step (batch_size, blocks_per_step) or a smaller step may lower it"
 
 
 class Estimate(float):
@@ -21,8 +21,8 @@ class Estimate(float):
 
     Attributes:
       error: its standard error; NaN if there are too few entries.
-      trend: "improving", "rising", "at its noise floor" (no change beyond what noise explains), "steady" (no
-        change in four digits), or "" if there are too few entries to tell.
+      trend: "improving", "rising", "no longer improving" (no change beyond how far entries differ), "steady"
+        (no change in four digits), or "" if there are too few entries to tell.
     """
 
     error: float
@@ -36,7 +36,7 @@ class Estimate(float):
     @property
     def advice(self) -> str:
         """What to do if F does not get better; empty if it does, or if there is nothing to say."""
-        return _ADVICE if self.trend == _FLOOR else ""
+        return _ADVICE if self.trend == _LEVEL else ""
 
     def __str__(self) -> str:
         return format(self)
@@ -70,7 +70,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     # Windows that do not overlap differ, whatever their errors: a fast fall is no straight line.
     apart = latest.max() < before.min() or latest.min() > before.max()
     if abs(fall) <= noise and not apart:
-        return Estimate(value, error, _FLOOR)
+        return Estimate(value, error, _LEVEL)
     return Estimate(value, error, "improving" if fall > 0 else "rising")
 
 
