@@ -35,10 +35,10 @@ _BLOCKS = 64
 _PROBES, _ROUNDS, _PASSES = 8, 3, 20
 _RENEWAL = 32  # steps between two looks at the curvature
 _RENEWAL_PROBES, _RENEWAL_PASSES = 2, 4
-_NEW = 0.2  # the weight of a look in D
+_RISE, _FALL = 0.2, 0.05  # the weight of a look in D
 _FORGOTTEN = 0.9  # the factor by which L falls at most, from look to look
 _SHARE = 0.05  # the least entry of D, as a share of the size of its row
-_LEAST = 1e-6  # the least entry of D, as a share of the largest
+_LEAST = 1e-12  # the least entry of D, as a share of the largest
 _GROWN = 4.0  # the growth of f beside its recent average that asks for a look
 _RECENT = 0.1  # the weight of a step in that average
 
@@ -156,7 +156,10 @@ def renew_smoothness(
     look = (problem, name, x, y, sample, sampler, keys)
     before = jax.tree.map(lambda scale: 1 / scale, known.scales)
     found = _diagonal(*look, _RENEWAL_PROBES, before)
-    diagonal = jax.tree.map(lambda old, new: old + _NEW * (new - old), before, found)
+    # Rows that are rare, but bend g much, must not be forgotten between their visits.
+    diagonal = jax.tree.map(
+        lambda old, new: old + jnp.where(new > old, _RISE, _FALL) * (new - old), before, found
+    )
     scales = jax.tree.map(lambda d, like: (1 / d).astype(like.dtype), diagonal, known.scales)
     scales = scales if rescale else known.scales
     largest = _largest_curvature(*look, _RENEWAL_PASSES, scales).astype(known.value.dtype)
@@ -202,10 +205,12 @@ def _diagonal(
     means = each_block(problem, x, sample, one, y, keys)
     means = jax.tree.map(lambda a: jnp.mean(a, axes, dtype=jnp.promote_types(a.dtype, jnp.float32)), means)
     diagonal, squares = sampler.mean(means)
-    diagonal = jax.tree.map(lambda d, s: jnp.maximum(d, _SHARE * jnp.sqrt(s)), diagonal, squares)
+    diagonal = jax.tree.map(
+        lambda d, s, old: old * jnp.maximum(d, _SHARE * jnp.sqrt(s)), diagonal, squares, known
+    )
     most = jnp.max(jnp.stack([jnp.max(leaf) for leaf in jax.tree.leaves(diagonal)]))
     return jax.tree.map(
-        lambda d, old: jnp.where(most > 0, old * jnp.maximum(d, _LEAST * most), old), diagonal, known
+        lambda d, old: jnp.where(most > 0, jnp.maximum(d, _LEAST * most), old), diagonal, known
     )
 
 
