@@ -110,7 +110,7 @@ def test_the_speed_falls_when_x_turns_back():
 def test_the_speed_falls_when_f_rises():
     ahead = np.tile([1.0, 1.0], (300, 1))
     falling = sequence(ahead, np.linspace(2, 1, 300))
-    rising = sequence(ahead, np.concatenate([np.linspace(2, 1, 150), np.linspace(1, 9, 150)]))
+    rising = sequence(ahead, np.concatenate([np.linspace(2, 1, 150), np.linspace(1, 2, 150)]))
     assert rising[-1] < 0.1 * falling[-1]
 
 

@@ -19,6 +19,9 @@ which f is corrected here. If the difference grows from one window to the next b
 more than what f falls by between two visits of a block, y does not follow x: r does not grow, or shrinks.
 (The size of the difference says little: noise in y and v leaves some where x does not move at all.)
 
+While y and v still settle, f and the difference change by themselves. A change that is far larger than what z
+predicts for the displacement of x was not caused by x, and does not count.
+
 The noise is that of the newest batches, z_t − (1−β) z_{t−1} over β, where β is their weight in z: z itself
 remembers its noise from step to step, and noise alone would then look like a direction.
 
@@ -40,7 +43,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from bilevax._step.linear_algebra import change_if, run_if
+from bilevax._step.linear_algebra import change_if
 from bilevax._util import checks
 from bilevax._util.trees import PyTree
 
@@ -57,6 +60,7 @@ _GROW, _SHRINK = 1.6, 0.5
 _SAME, _BACK = 0.5, -0.1  # cosines
 _SURE = 2.0  # standard errors of the slopes of f
 _BEHIND, _LOST = 1.25, 2.5  # visits' decrease of f, by which the lag of y may grow while r grows; at all
+_CAUSED = 30.0  # times the predicted change of f: more was not caused by x
 _RISE = 2.0  # standard errors of f
 
 
@@ -69,7 +73,7 @@ class Pace(NamedTuple):
       squares: n.
       scale: r; 0 while x waits.
       origin: x at the start of this window.
-      covered_before: D, the displacement of x in the window before.
+      covered_before: D, the displacement of x in the window before; its first direction in the first one.
       values: of f in this window: how many, their mean, and the sum of their squared deviations from it.
       values_before: those of the window before.
       end: the step at which this window ends.
@@ -145,9 +149,10 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
         squares = jax.tree.map(lambda n, m: n + longer * (jnp.square(m) - n), state.squares, average)
 
         # All that reads x as a whole beside the step itself is done at the ends of windows only.
-        def begun() -> Array:
-            first = _first_scale(state, average, squares, params, shortest)
-            return jnp.where(state.scale > 0, state.scale, first).astype(dtype)
+        def begun(kept: tuple[Array, PyTree]) -> tuple[Array, PyTree]:
+            direction = jax.tree.map(lambda m, n: _clipped_ratio(m, jnp.sqrt(n)), average, squares)
+            first = _first_scale(state, _inner(average, direction), params, shortest)
+            return jnp.where(kept[0] > 0, kept[0], first).astype(dtype), direction
 
         def turned(kept: tuple[Array, PyTree, PyTree]) -> tuple[Array, PyTree, PyTree]:
             scale, origin, covered_before = kept
@@ -158,7 +163,7 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
         kept = state.scale, state.origin, state.covered_before
         scale, origin, covered_before = change_if(ended, turned, kept)
         waited = (scale == 0) & (state.count >= _WAIT * shortest)
-        scale = run_if(waited, begun, scale)
+        scale, covered_before = change_if(waited, begun, (scale, covered_before))
         size = speed * scale / jnp.sqrt(count + _EARLY)
         moves = jax.tree.map(
             lambda m, n, z: (-size * _clipped_ratio(m, jnp.sqrt(n))).astype(z.dtype),
@@ -191,10 +196,9 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
 
 
-def _first_scale(state: Pace, average: PyTree, squares: PyTree, params: PyTree, shortest: int) -> Array:
-    """r of the first window in which x moves."""
-    direction = jax.tree.map(lambda m, n: _clipped_ratio(m, jnp.sqrt(n)), average, squares)
-    slope, dtype = _inner(average, direction), state.scale.dtype
+def _first_scale(state: Pace, slope: Array, params: PyTree, shortest: int) -> Array:
+    """r of the first window in which x moves, from the slope of f along its direction."""
+    dtype = state.scale.dtype
     decrease = _FIRST_DECREASE * jnp.abs(state.values[1])
     by_f, by_x = decrease / jnp.where(slope > 0, slope, jnp.inf), _FIRST_MOVE * _size(params, dtype)
     # If so small a move of x changes f by a million times its size, that size is by chance: x0 is a zero.
@@ -208,15 +212,17 @@ def _change(state: Pace, covered: PyTree, covered_before: PyTree, chance: float)
     cosine = inner / jnp.sqrt(jnp.where(sizes > 0, sizes, 1))
     (many, mean, spread), (many_before, mean_before, spread_before) = state.values, state.values_before
     variance = spread / jnp.maximum(many, 1) ** 2 + spread_before / jnp.maximum(many_before, 1) ** 2
-    rising = (many_before > 0) & (mean - mean_before > _RISE * jnp.sqrt(variance))
+    rise = jnp.where(many_before > 0, mean - mean_before - _RISE * jnp.sqrt(variance), 0)
     many, slope, spread = state.slopes
     downhill = slope * many > _SURE * jnp.sqrt(spread)
     (many, lag, spread), (many_before, lag_before, spread_before) = state.lags, state.lags_before
     variance = spread / jnp.maximum(many, 1) ** 2 + spread_before / jnp.maximum(many_before, 1) ** 2
-    behind = jnp.maximum(jnp.abs(lag) - jnp.abs(lag_before) - _SURE * jnp.sqrt(variance), 0)
+    behind = jnp.abs(lag) - jnp.abs(lag_before) - _SURE * jnp.sqrt(variance)
     by_visit = jnp.maximum(mean_before - mean, 0) / jnp.maximum(many * chance, 1)
-    onward = (cosine > _SAME) & downhill & (behind <= _BEHIND * by_visit)
-    too_fast = rising | (cosine < _BACK) | (behind > _LOST * by_visit)
+    # What is far larger than the change of f that z predicts was not caused by x: y and v are settling.
+    ours = jnp.maximum(rise, behind) <= _CAUSED * jnp.abs(slope)
+    onward = (cosine > _SAME) & downhill & ~(ours & (behind > _BEHIND * by_visit))
+    too_fast = (cosine < _BACK) | (ours & ((rise > 0) | (behind > _LOST * by_visit)))
     return jnp.where(too_fast, _SHRINK, jnp.where(onward, _GROW, 1.0))
 
 
