@@ -67,8 +67,9 @@ def test_the_average_is_that_of_a_loop(window, restart):
 
 def test_the_steps_are_the_same_with_and_without():
     plain, found = run(optax.adam(0.05)), run(bx.averaged(optax.adam(0.05), 10))
-    np.testing.assert_array_equal(plain.x["a"], found.state.x["a"])
-    np.testing.assert_array_equal(plain.y["w"], found.y["w"])
+    # Two programs, which may round differently.
+    np.testing.assert_allclose(plain.x["a"], found.state.x["a"], rtol=1e-5)
+    np.testing.assert_allclose(plain.y["w"], found.y["w"], rtol=1e-4, atol=1e-5)
     assert np.abs(plain.x["a"] - found.x["a"]).max() > 1e-4
     np.testing.assert_array_equal(found.x["a"], found.state.average["a"])
     np.testing.assert_array_equal(plain.x["a"], plain.state.average["a"])
