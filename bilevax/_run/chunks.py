@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -16,11 +15,10 @@ from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import Sampler
 from bilevax._run.sharding import Shards
 from bilevax._step.clocks import CompensatedSum
-from bilevax._step.linear_algebra import run_if
 from bilevax._step.smoothness import unscaled
 from bilevax._step.state import State
 from bilevax._util.trees import PyTree, all_finite, norm
-from bilevax.solvers.base import AbstractSolver
+from bilevax.solvers.base import AbstractSolver, renewed_if_due
 
 
 def advance(problem: Problem, solver: AbstractSolver, state: State, steps: int | Array) -> State:
@@ -190,11 +188,7 @@ def _loop(
 
     def renew(carry: tuple[State, CompensatedSum]) -> tuple[State, CompensatedSum]:
         state, total = carry
-        due = solver.due(state)
-        if due is None:
-            return carry
-        found = run_if(due, lambda: solver.renew_estimates(problem, state).smoothness, state.smoothness)
-        return dataclasses.replace(state, smoothness=found), total
+        return renewed_if_due(solver, problem, state), total
 
     def repeat(part: Any, carry: Any, wanted: Any = None, interrupted: bool = False) -> Any:
         """A part of the loop, while steps are left and wanted, f is finite, and nothing is due."""

@@ -11,6 +11,7 @@ from jax import Array
 
 from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import Sampler, Sampling, as_sampling
+from bilevax._step.linear_algebra import run_if
 from bilevax._step.oracles import Oracles
 from bilevax._step.state import Info, State
 from bilevax._util import checks
@@ -114,3 +115,12 @@ class AbstractSolver(eqx.Module):
     def count_oracles(self, problem: Problem, sampler: Sampler, steps: int) -> Oracles | None:
         """How often a run has called f and g after some steps; None if the solver does not count."""
         return None
+
+
+def renewed_if_due(solver: AbstractSolver, problem: Problem, state: State) -> State:
+    """The state before the next step, with its estimates renewed if that is due."""
+    due = solver.due(state)
+    if due is None:
+        return state
+    found = run_if(due, lambda: solver.renew_estimates(problem, state).smoothness, state.smoothness)
+    return dataclasses.replace(state, smoothness=found)

@@ -23,7 +23,6 @@ from bilevax._step.clocks import Clocks
 from bilevax._step.coefficients import Coefficient, evaluate, evaluate_all, first
 from bilevax._step.estimators import moving_average, msvr_gamma, storm
 from bilevax._step.lagrangian import Point, gradients, lagrangian, upper_gradients
-from bilevax._step.linear_algebra import run_if
 from bilevax._step.oracles import Oracles, count_pass, count_steps
 from bilevax._step.ordering import after
 from bilevax._step.slots import Moving
@@ -34,7 +33,7 @@ from bilevax._step.visit import Look, Rates, Visit
 from bilevax._util import checks
 from bilevax._util.per_entry import PerEntry
 from bilevax._util.trees import PyTree, norm, root_mean_square
-from bilevax.solvers.base import AbstractSolver
+from bilevax.solvers.base import AbstractSolver, renewed_if_due
 from bilevax.solvers.start import start_state
 from bilevax.solvers.start_checks import touched_slots
 from bilevax.solvers.upper import UpperStep, upper_move
@@ -134,11 +133,7 @@ class Recipe(AbstractSolver):
 
     def step(self, problem: Problem, state: State, stage: Array | int = 0) -> tuple[State, Info]:
         """Takes one step; see `AbstractSolver.step`."""
-        due = self.due(state)
-        if due is not None:
-            found = run_if(due, lambda: self.renew_estimates(problem, state).smoothness, state.smoothness)
-            state = dataclasses.replace(state, smoothness=found)
-        return self.bare_step(problem, state, stage)
+        return self.bare_step(problem, renewed_if_due(self, problem, state), stage)
 
     def bare_step(self, problem: Problem, state: State, stage: Array | int = 0) -> tuple[State, Info]:
         """One step without what is due before it."""
