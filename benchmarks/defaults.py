@@ -2,12 +2,16 @@
 
 `python -m benchmarks.defaults` runs every case of `benchmarks.defaults_cases` with nothing given but the
 number of steps. `--few` gives the few blocks and rows per step of the case, which makes it harder. `--methods
-BSVRBv2 MMBO` runs methods without arguments instead of the default one; `--units` multiplies x, y and F by
-1e-3 and 1e3; `--grid` adds the method with 15 upper steps, at equal steps and sampling. It prints the
-relative gap (F − F_best)/(F_0 − F_best) with F exact; F_best is the least that any run or L-BFGS reached. A
-gap above one is worse than the start. "off" counts the runs whose tracked f is off by more than 2% of F (and
-by more than a thousandth of its decrease), "silent" those of them that did not warn. "to 90%" is after which
-share of the steps nine tenths of the way were done, by default and with the best upper step of the grid.
+BSVRBv2 MMBO`, or `--methods all`, runs methods without arguments instead of the default one; `--units`
+multiplies x, y and F by 1e-3 and 1e3; `--grid` adds the method with 15 upper steps, at equal steps and
+sampling. It prints the relative gap (F − F_best)/(F_0 − F_best) with F exact; F_best is the least that any
+run of any method or L-BFGS reached. A gap above one is worse than the start. "off" counts the runs whose
+tracked f is off by more than 2% of F (and by more than a thousandth of its decrease), "silent" those of them
+that did not warn. "to 90%" is after which share of the steps nine tenths of the way were done, by default and
+with the best upper step of the grid.
+
+What was measured is kept in `results/defaults.jsonl`, line by line: the same command again does what is
+missing. `--table` only prints what is there.
 """
 
 from __future__ import annotations
@@ -16,7 +20,11 @@ import argparse
 import functools
 import json
 import multiprocessing
+import os
+import time
 import warnings
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +38,14 @@ from benchmarks.defaults_cases import CASES, Case, scaled
 
 GRID = np.geomspace(1e-5, 1e2, 15)
 TRACKED = 20  # points of a run at which F is computed
+METHODS = (
+    "BlockNewton", "BSVRBv2", "MMBO", "SOBA", "BSVRBv1", "MASOBA", "KSONG", "RSVRB", "F2SA", "F3SA",
+    "BlockSAGA", "BlockPAGE", "MSVR", "SONG",
+)  # fmt: skip
+HEAD = (
+    "case", "method", "worst gap", "median gap", "diverged", "recovered", "off", "silent", "to 90%",
+    "best of the grid", "its step", "to 90%",
+)  # fmt: skip
 
 
 def value(case: Case, x: Any) -> float:
@@ -86,17 +102,10 @@ def run(
     }
 
 
-def steps_to(case: Case, way: list[Any], level: float) -> float | None:
-    """After which share of the steps F was below a level; None if never."""
-    for place, x in enumerate(way):
-        if value(case, x) <= level:
-            return (place + 1) / len(way)
-    return None
-
-
 def lbfgs(case: Case, evaluations: int) -> float:
-    """The least F that L-BFGS finds with exact gradients."""
-    assert case.value_and_gradient is not None
+    """The least F that L-BFGS finds with exact gradients; infinite where a case has none."""
+    if case.value_and_gradient is None:
+        return np.inf
     start, unravel = ravel_pytree(jax.tree.map(np.asarray, case.x0))
     least = [np.inf]
 
@@ -114,99 +123,150 @@ def lbfgs(case: Case, evaluations: int) -> float:
     return least[0]
 
 
-def fits(method: str, case: Case) -> bool:
+def fits(method: str | None, case: Case) -> bool:
     """Whether a method takes the levels of a case."""
     hessians = {level.has_hessian for level in case.problem.levels.values()}
-    if method in ("MSVR", "SONG"):
-        return hessians == {False}
-    return True not in hessians or method != "KSONG" or hessians == {True}
+    return method not in ("MSVR", "SONG") or hessians == {False}
 
 
-def measure(
-    name: str, method: str | None, seeds: int, with_grid: bool, few: bool, units: dict[str, float]
-) -> Any:
-    """The gaps of one case; None if the method does not take it."""
-    case = CASES[name]()
-    best = np.inf if case.value_and_gradient is None else lbfgs(case, case.evaluations)
-    if units:
-        case, best = scaled(case, **units), best * units.get("value", 1.0)
-    make = (lambda: None) if method is None else getattr(bx, method)
-    if method is not None and not fits(method, case):
-        return None
-    first = value(case, case.x0)
-    runs = [run(case, make(), seed, few) for seed in range(seeds)]
-    grid: dict[float, dict[str, Any]] = {}
-    if with_grid:
-        base = bx.BSVRBv2 if method is None else make
-        grid = {float(step): run(case, base(upper_step=float(step)), 0, few, False) for step in GRID}
-    best = min([best, *(one["F"] for one in (*grid.values(), *runs))])
-
-    def gap(found: float) -> float:
-        return float((found - best) / (first - best))
-
-    best_step = min(grid, key=lambda step: grid[step]["F"]) if grid else None
-    level = best + 0.1 * (first - best)
-    return {
-        "case": name,
-        "method": method,
-        "units": units,
-        "F at the start": first,
-        "F best": best,
-        "gaps": [gap(one["F"]) for one in runs],
-        **{what: sum(one[what] for one in runs) for what in ("diverged", "off", "silent")},
-        "recovered": sum(one["recovered"] for one in runs),
-        "best of the grid": gap(min(one["F"] for one in grid.values())) if grid else None,
-        "best step": best_step,
-        "to 90%": steps_to(case, runs[0]["way"], level),
-        "to 90%, best step": steps_to(case, grid[best_step]["way"], level) if grid else None,
-    }
+def without_way(case: Case, runs: list[dict[str, Any]], chosen: int) -> list[dict[str, Any]]:
+    """Runs as they are kept: F along the way of one of them, and of no other."""
+    ways = [one.pop("way") for one in runs]
+    runs[chosen]["F along the way"] = [value(case, x) for x in ways[chosen]]
+    return runs
 
 
-def job(task: tuple[str, str | None, dict[str, float]], seeds: int, with_grid: bool, few: bool) -> Any:
-    name, method, units = task
-    return measure(name, method, seeds, with_grid, few, units)
+def measure(task: dict[str, Any], seeds: int, few: bool) -> dict[str, Any] | None:
+    """One line of what is kept; None if the method does not take the case."""
+    case, began = CASES[task["case"]](), time.perf_counter()
+    method, units = task["method"], task["units"]
+    found: dict[str, Any] = {}
+    if task["what"] == "least":
+        found = {"least": lbfgs(case, case.evaluations), "start": value(case, case.x0)}
+    else:
+        case = scaled(case, **units) if units else case
+        if not fits(method, case):
+            return None
+        make = getattr(bx, method) if method else _nothing
+        if task["what"] == "nothing":
+            runs = [run(case, make(), seed, few) for seed in range(seeds)]
+            found = {"runs": without_way(case, runs, 0)}
+        else:
+            make = bx.BSVRBv2 if method is None else make
+            runs = [run(case, make(upper_step=step), 0, few, False) for step in map(float, GRID)]
+            found = {"runs": without_way(case, runs, int(np.argmin([one["F"] for one in runs])))}
+    return task | found | {"seconds": time.perf_counter() - began}
+
+
+def guarded(task: dict[str, Any], seeds: int, few: bool) -> tuple[dict[str, Any], Any, str]:
+    """A task, what came of it, and what went wrong."""
+    try:
+        return task, measure(task, seeds, few), ""
+    except Exception as error:  # the other tasks go on
+        return task, None, f"{type(error).__name__}: {error}"
+
+
+def table(lines: list[dict[str, Any]]) -> Iterator[str]:
+    """What was measured, a row of Markdown for every case and method."""
+    ends: dict[str, list[float]] = defaultdict(list)  # of F, in the units of the case
+    starts: dict[str, float] = {}
+    grids: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for line in lines:
+        name = line["case"]
+        if line["what"] == "least":
+            ends[name].append(line["least"])
+            starts[name] = line["start"]
+        else:
+            ends[name] += [one["F"] / line["units"].get("value", 1.0) for one in line["runs"]]
+        if line["what"] == "grid":
+            grids[name, line["method"] or ""] = line["runs"]
+    yield f"| {' | '.join(HEAD)} |"
+    yield "|" + " --- |" * len(HEAD)
+    for line in lines:
+        name, runs = line["case"], line.get("runs", [])
+        if line["what"] != "nothing" or name not in starts:
+            continue
+        size, best = line["units"].get("value", 1.0), min(ends[name])
+
+        def gap(found: float, size: float = size, name: str = name, best: float = best) -> float:
+            return (found / size - best) / (starts[name] - best)
+
+        def arrived(one: dict[str, Any], gap: Any = gap) -> str:
+            way = one["F along the way"]
+            near = [(place + 1) / len(way) for place, found in enumerate(way) if gap(found) <= 0.1]
+            return f"{near[0]:.2f}" if near else "never"
+
+        gaps = [gap(one["F"]) for one in runs]
+        scaling = "".join(f", {what} × {by:g}" for what, by in line["units"].items())
+        cells = [name + scaling, line["method"] or "default", f"{max(gaps):.4f}", f"{np.median(gaps):.4f}"]
+        cells += [str(sum(one[what] for one in runs)) for what in ("diverged", "recovered", "off", "silent")]
+        cells.append(arrived(runs[0]))
+        grid = [] if line["units"] else grids.get((name, line["method"] or ""), [])
+        if grid:
+            place = int(np.argmin([one["F"] for one in grid]))
+            cells += [f"{gap(grid[place]['F']):.4f}", f"{GRID[place]:.0e}", arrived(grid[place])]
+        yield f"| {' | '.join(cells + [''] * (len(HEAD) - len(cells)))} |"
+
+
+def pin(count: Any) -> None:
+    """Gives a worker a processor of its own."""
+    with count.get_lock():
+        place, count.value = count.value, count.value + 1
+    allowed = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {allowed[place % len(allowed)]})
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cases", nargs="*", default=list(CASES), help="parts of the names of cases")
-    parser.add_argument("--methods", nargs="*", default=[None], help="methods; left out, the default one")
+    parser.add_argument("--methods", nargs="*", default=[], help="methods; left out, the default one")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--grid", action="store_true", help="run the grid of upper steps as well")
     parser.add_argument("--few", action="store_true", help="few blocks and rows per step")
     parser.add_argument("--units", action="store_true", help="run with x, y and F times 1e-3 and 1e3 as well")
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--table", action="store_true", help="print what is there, and run nothing")
     parser.add_argument("--out", type=Path, default=Path("results"))
     options = parser.parse_args()
+    file = options.out / f"defaults{'_few' if options.few else ''}.jsonl"
+    kept = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     names = [name for name in CASES if any(part in name for part in options.cases)]
     units: list[dict[str, float]] = [{}]
     if options.units:
         units += [{what: by} for what in ("x", "y", "value") for by in (1e-3, 1e3)]
-    tasks = [(name, method, unit) for name in names for method in options.methods for unit in units]
-    rows = []
-    print(
-        "| case | method | worst gap | median gap | diverged | recovered | off | silent | to 90% | "
-        "best of the grid | its step | to 90% |"
-    )
-    print("|" + " --- |" * 12)
-    with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
-        look = functools.partial(job, seeds=options.seeds, with_grid=options.grid, few=options.few)
-        for row in pool.imap(look, tasks):
-            if row is None:
-                continue
-            rows.append(row)
-            grid = " | | "
-            if row["best step"] is not None:
-                grid = f"{row['best of the grid']:.4f} | {row['best step']:.0e} | {row['to 90%, best step']}"
-            scaling = "".join(f", {what} × {by:g}" for what, by in row["units"].items())
-            counts = " | ".join(str(row[what]) for what in ("diverged", "recovered", "off", "silent"))
-            print(
-                f"| {row['case']}{scaling} | {row['method'] or 'default'} | {max(row['gaps']):.4f} | "
-                f"{np.median(row['gaps']):.4f} | {counts} | {row['to 90%']} | {grid} |",
-                flush=True,
-            )
-            options.out.mkdir(parents=True, exist_ok=True)
-            (options.out / "defaults.json").write_text(json.dumps(rows, indent=1))
+    methods = METHODS if options.methods == ["all"] else options.methods or [None]
+    tasks = [{"case": name, "units": {}, "method": None, "what": "least"} for name in names]
+    for method in methods:
+        if options.grid:
+            tasks += [{"case": name, "units": {}, "method": method, "what": "grid"} for name in names]
+        for unit in units:
+            tasks += [{"case": name, "units": unit, "method": method, "what": "nothing"} for name in names]
+    # The slow ones first: those with real data, which come last.
+    order = {name: place for place, name in enumerate(CASES)}
+    tasks = [] if options.table else [task for task in tasks if not _done(task, kept)]
+    tasks.sort(key=lambda task: -order[task["case"]])
+    file.parent.mkdir(parents=True, exist_ok=True)
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(options.workers, pin, (context.Value("i", 0),)) as pool, file.open("a") as out:
+        look = functools.partial(guarded, seeds=options.seeds, few=options.few)
+        for place, (task, line, wrong) in enumerate(pool.imap_unordered(look, tasks)):
+            words = [task["case"], task["what"], task["method"] or "default", str(task["units"] or "")]
+            print(f"{place + 1} of {len(tasks)}: {', '.join(words)} {wrong}", flush=True)
+            if line is not None:
+                kept.append(line)
+                out.write(json.dumps(line) + "\n")
+                out.flush()
+    kept.sort(key=lambda line: order[line["case"]])
+    for row in table(kept):
+        print(row)
+
+
+def _nothing() -> None:
+    """The solver of a run that is given none."""
+
+
+def _done(task: dict[str, Any], kept: list[dict[str, Any]]) -> bool:
+    return any(all(line[name] == one for name, one in task.items()) for line in kept)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from bilevax._truth.exact import (
     group_size,
     inverted,
     libraries,
+    lower_slopes,
     mean_gradient,
-    slopes_by_v,
     solved,
     upper_mean,
 )
@@ -52,7 +52,8 @@ class Residuals(eqx.Module):
 
     Attributes:
       y: root mean square over the blocks of ‖y_i − y_i(x)‖.
-      gradient: the same of ‖∇_y g_i(x, y_i)‖ (of ‖y_i − c_i(x)‖, for a mean level).
+      gradient: the same of ‖∇_y g_i(x, y_i)‖ (of ‖y_i − c_i(x)‖, for a mean level; of ‖∇_y f_i‖, for
+        variables that optimise f, or of ‖y_i − Π(y_i ∓ ∇_y f_i)‖ if they stay in a set).
       v: the same of ‖v_i − [∇²_yy g_i]⁻¹ ∇_y f_i‖ at (x, y_i); None for a level that tracks no v.
     """
 
@@ -94,6 +95,8 @@ def solve_lower(
     r"""The exact lower solutions of all blocks, on all rows.
 
     .. math:: y_i(x) = \arg\min_y g_i(x, y), \quad\text{or}\quad y_i(x) = \mathbb{E}[c_i(x; \zeta)]
+
+    and, for `minimum` and `maximum` levels, the optimum of f_i at these.
 
     A solution is accepted if :math:`\|\nabla_y g_i\| \le \text{tolerance} \cdot (\|\nabla_{yy}^2 g_i\, y_i\|
     + \|\nabla_{yy}^2 g_i\, u\|)` with the unit vector :math:`u = (1, \dots, 1)/\sqrt{d_y}`: the gradient is
@@ -195,7 +198,8 @@ def hypergradient(
     .. math::
         \nabla F(x) = \frac1m \sum_i \nabla_x f_i - \nabla_{xy}^2 g_i [\nabla_{yy}^2 g_i]^{-1} \nabla_y f_i
 
-    with :math:`+ \nabla c_i(x)^\top \nabla_y f_i` for a mean level.
+    with :math:`+ \nabla c_i(x)^\top \nabla_y f_i` for a mean level, and nothing for variables that optimise
+    f: where they are optimal, f does not change with them.
 
     Args:
       problem: as in `solve_lower`, like all that follow.
@@ -322,8 +326,8 @@ def residuals(
     tracked = {n for n in v if v[n] is not None}
     inverse = inverted(problem, x, y, plan) if tracked else {}
     errors = {n: combine((1, y[n]), (-1, solution[n])) for n in y}
-    slopes = slopes_by_v(problem, x, y, plan)
-    slopes = {n: slopes[n] if problem.levels[n].has_hessian else errors[n] for n in y}
+    slopes = lower_slopes(problem, x, y, plan)
+    slopes = {n: errors[n] if problem.levels[n].is_value else slopes[n] for n in y}
 
     def rms(by_level: dict[str, PyTree]) -> PyTree:
         return problem.view(
@@ -361,7 +365,7 @@ def _prepare(
     dtype = result_dtype(x)
     given = dict.fromkeys(problem.levels) if y0 is None else problem.split("y0", y0)
     for name, level in problem.levels.items():
-        if not level.has_hessian:
+        if level.is_value:
             given[name] = None
         elif given[name] is not None:
             label = f"y0[{name!r}]" if problem.named else "y0"

@@ -50,7 +50,7 @@ def make_problem(level, seed=0):
         bx.Shared({"c": normal(20, D_Y)}),
         bx.PerBlock({"a": normal(int(offsets[-1]), D_Y)}, offsets),
     )
-    return problem, normal(D_X), normal(BLOCKS, D_Y)
+    return problem, normal(D_X), problem.levels["lower"].bounded(jnp.asarray(normal(BLOCKS, D_Y)))
 
 
 def wide_problem():
@@ -86,6 +86,11 @@ CASES = {
         {"batch_size": BATCH},
     ),
     "BlockPAGE": (bx.BlockPAGE(**STEPS), normal_problem(lower), {"batch_size": BATCH}),
+    "minimum": (
+        bx.BSVRBv2(upper_step=0.05),
+        normal_problem(bx.minimum(project=(-0.5, 4.0))),
+        {"batch_size": BATCH},
+    ),
     "RSVRB": (bx.RSVRB(upper_step=0.05), normal_problem(lower), {"batch_size": BATCH}),
 }
 

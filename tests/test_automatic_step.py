@@ -8,6 +8,7 @@ import pytest
 from closed_forms import LinearMean, Quadratic
 
 import bilevax as bx
+from bilevax._step.newton import _share
 
 ARGMIN = [
     bx.BlockNewton,
@@ -107,11 +108,38 @@ def test_the_speed_falls_when_x_turns_back():
     assert scales[-1] < 0.6 * scales[149]
 
 
-def test_the_speed_falls_when_f_rises():
-    ahead = np.tile([1.0, 1.0], (300, 1))
-    falling = sequence(ahead, np.linspace(2, 1, 300))
-    rising = sequence(ahead, np.concatenate([np.linspace(2, 1, 150), np.linspace(1, 2, 150)]))
+def scales_for(value, steps=400):
+    """The scales r while z keeps its direction, and f is a function of the step and of how far x went."""
+    step = bx.automatic_step()
+    x = jnp.zeros(2)
+    state, scales = step.init(x), []
+    update = jax.jit(lambda state, x, value: step.update(jnp.ones(2), state, x, value=value))
+    for count in range(steps):
+        moves, state = update(state, x, jnp.asarray(value(count, -float(jnp.sum(x)))))
+        x = optax.apply_updates(x, moves)
+        scales.append(float(state.scale))
+    return np.array(scales)
+
+
+def test_the_speed_falls_when_f_rises_with_x():
+    falling = scales_for(lambda count, way: 2 - way)
+    turn = [None]
+
+    def valley(count, way):
+        turn[0] = way if count == 150 else turn[0]
+        return 2 - way if count <= 150 else 2 - turn[0] + 5 * (way - turn[0])
+
+    rising = scales_for(valley)
+    assert rising[150] == falling[150]
     assert rising[-1] < 0.1 * falling[-1]
+    assert rising[-1] < rising[150]
+
+
+def test_the_speed_does_not_fall_when_f_rises_by_itself():
+    """While y settles, f rises or falls whatever x does: x goes on."""
+    falling = scales_for(lambda count, way: 2 - way)
+    settling = scales_for(lambda count, way: 2 - way - 0.3 * np.exp(-count / 100))
+    assert settling[-1] > 0.2 * falling[-1]
 
 
 def test_the_speed_falls_when_y_stays_behind():
@@ -258,3 +286,64 @@ def test_x_waits_for_lower_variables_that_stay_behind():
     found = result.verification
     assert found.objective < 0.4 * found.start
     assert abs(found.tracked - found.objective) < 0.1 * found.objective
+
+
+def counts(m=60, d=3, rows=24):
+    """Poisson regressions whose rates are far from those of y = 0, with a shared prior as x."""
+    random = np.random.default_rng(0)
+    features = np.concatenate([np.ones((m, 2 * rows, 1)), random.normal(size=(m, 2 * rows, d - 1))], 2)
+    truth = np.array([2.5, 0.7, -0.6]) + 0.3 * random.normal(size=(m, d))
+    seen = random.poisson(np.exp(np.einsum("mnd,md->mn", features, truth)))
+
+    def part(which):
+        flat = {"row": features[:, which].reshape(-1, d), "count": seen[:, which].reshape(-1)}
+        flat = {name: jnp.asarray(array, jnp.float32) for name, array in flat.items()}
+        return bx.PerBlock(flat, np.arange(m + 1) * rows)
+
+    def loss(y, batch):
+        scores = batch["row"] @ y
+        return jnp.mean(jnp.exp(scores) - batch["count"] * scores)
+
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: loss(y, batch),
+        lower=lambda x, y, block, batch: loss(y, batch) + jnp.sum(jnp.exp(-x["s"]) * (y - x["mean"]) ** 2),
+        blocks=m,
+        upper_data=part(slice(rows)),
+        lower_data=part(slice(rows, None)),
+    )
+    return problem, {"mean": jnp.zeros(d), "s": jnp.zeros(d)}, jnp.zeros((m, d))
+
+
+@pytest.mark.parametrize("sizes", [{}, {"blocks_per_step": 15, "batch_size": 8}])
+def test_exponential_losses_far_from_their_minimum_are_no_trap(sizes):
+    problem, x0, y0 = counts()
+    result = bx.minimize(problem, x0, y0, steps=1000, key=jax.random.key(0), progress=None, **sizes)
+    assert result.recoveries == ()
+    assert result.verification.objective < result.verification.start
+    assert result.verification.y_error < 0.1
+
+
+def test_a_newton_step_that_overshoots_is_shortened():
+    here, step = jnp.array([[-19.0], [2.0]]), jnp.array([[-5.7], [1.0]])
+    there = jnp.array(
+        [[280.0], [0.5]]
+    )  # far beyond the minimiser of the first, not yet at that of the second
+    np.testing.assert_allclose(_share(here, there, step), [[19 / 299], [1.0]], rtol=1e-6)
+    np.testing.assert_allclose(_share(here, jnp.full((2, 1), jnp.inf), step)[0], 1e-3)
+
+
+def test_x_moves_while_y_settles_slowly():
+    """Lower problems of condition 100 that start far from their solutions, which lie near x."""
+    random = np.random.default_rng(1)
+    curvature = jnp.geomspace(0.01, 1.0, 6)
+    targets = jnp.asarray(3.0 + 0.3 * random.normal(size=(20, 6)), jnp.float32)
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: jnp.sum((y - block) ** 2),
+        lower=lambda x, y, block, batch: jnp.sum((curvature + 0.01) * y**2) - 2 * y @ (0.01 * x + curvature),
+        blocks=targets,
+    )
+    x0, y0 = jnp.zeros(6), jnp.zeros((20, 6))
+    result = bx.minimize(problem, x0, y0, solver=bx.MMBO(), steps=3000, progress=None)
+    found, first = bx.objective(problem, result.x, y0), bx.objective(problem, x0, y0)
+    least = 0.09 * 6 * 1.1  # the spread of the targets
+    assert found - least < 0.5 * (first - least)

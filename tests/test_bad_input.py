@@ -356,6 +356,9 @@ SOLVERS = {
     "RSVRB's lower step by level": (
         lambda: bx.RSVRB(0.1, lower_step={"p": 0.1}), TypeError, f"lower_step {NUMBER}", "got dict",
     ),
+    "refreshed that is no flag": (
+        lambda: bx.BSVRBv1(0.1, refreshed=0), TypeError, "refreshed must be True or False", "got 0",
+    ),
     "a restart of a restart": (
         lambda: bx.Restart(bx.Restart(bx.SONG(0.1), first=1, stages=1), first=1, stages=1),
         TypeError, "solver must not itself be restarted", "got a Restart",
@@ -376,6 +379,14 @@ SOLVERS = {
     ),
     "no stages": (
         lambda: bx.Restart(bx.SONG(0.1), first=1, stages=0), ValueError, "stages must be between 1", "got 0",
+    ),
+    "a seed of text": (
+        lambda: bx.Restart(bx.SONG(0.1), first=1, stages=1, seed="now"),
+        TypeError, "seed must be an integer", "got 'now'",
+    ),
+    "a reset that is no flag": (
+        lambda: bx.Restart(bx.SONG(0.1), first=1, stages=1, reset=1),
+        TypeError, "reset must be True or False", "got 1",
     ),
     "too many stages": (
         lambda: bx.Restart(bx.SONG(0.1), first=1, stages=31),

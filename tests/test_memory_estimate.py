@@ -43,6 +43,7 @@ SOLVERS = {
     "BSVRBv1": (bx.BSVRBv1(upper_step=optax.adam(0.1), lower_step=0.1, floor=0.1), lower),
     "MSVR": (bx.MSVR(upper_step=0.1), bx.mean(inner)),
     "BlockSAGA": (bx.BlockSAGA(**STEPS), lower),
+    "minimum": (bx.BSVRBv2(**STEPS), bx.minimum(project=(-1.0, 1.0))),
 }
 
 

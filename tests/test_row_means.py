@@ -186,3 +186,31 @@ def test_the_check_can_be_switched_off_and_then_ragged_blocks_need_a_batch_size(
         bx.minimize(problem, X0, Y0, solver=solver, steps=2, key=key, progress=None)
     with pytest.raises(TypeError, match="means_over_rows must be True or False"):
         bx.Problem(total, ridge, 4, means_over_rows=None)
+
+
+@pytest.mark.parametrize("which", ["upper", "lower"])
+def test_a_vector_in_place_of_a_number_is_named(which):
+    rows = bx.Shared(jnp.arange(12.0).reshape(6, 2))
+
+    def loss(name):
+        def one(x, y, block, batch):
+            errors = (batch @ y - 1) ** 2 + x * y @ y
+            return errors if name == which else jnp.mean(errors)
+
+        return one
+
+    problem = bx.Problem(loss("upper"), loss("lower"), 3, upper_data=rows, lower_data=rows)
+    with pytest.raises(ValueError, match=f"{which}.* must return"):
+        bx.minimize(problem, jnp.ones(()), jnp.zeros((3, 2)), steps=5, progress=None)
+
+
+def test_a_lower_level_that_is_not_a_number_is_named():
+    rows = bx.Shared(-1.0 - jnp.arange(6.0))
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: jnp.sum(y**2),
+        lower=lambda x, y, block, batch: jnp.sum((y - x) ** 2) + jnp.mean(jnp.log(batch)),
+        blocks=3,
+        lower_data=rows,
+    )
+    with pytest.raises(ValueError, match="lower level 'lower' is nan at x0 and y0"):
+        bx.minimize(problem, jnp.ones(2), jnp.zeros((3, 2)), steps=5, progress=None)

@@ -78,6 +78,14 @@ def test_a_moving_variable_is_read_at_any_time():
     np.testing.assert_array_equal(Moving(value, slope, None).at(clock.now)["a"], value["a"])
 
 
+def test_a_moving_variable_may_turn_at_its_stamp():
+    clock = Clock.start(jnp.float32).advance(0.5).advance(0.25)
+    stamp = CompensatedSum(jnp.asarray([0.5, 0.75]), jnp.zeros(2))
+    turning = Moving(jnp.ones(2), jnp.full(2, 2.0), stamp, jnp.full(2, -4.0))
+    np.testing.assert_allclose(turning.at(clock.now), [0.5, 1.0])
+    np.testing.assert_allclose(turning.at(clock.before), [1.0, 0.0])
+
+
 # --- lazy and eager -----------------------------------------------------------------
 
 

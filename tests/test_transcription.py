@@ -272,7 +272,7 @@ def as_samples(drawn, blocks):
     return samples
 
 
-def compare(method, solver, blocks, coefficients, given, *, apart=False, **plan):
+def compare(method, solver, blocks, coefficients, given, *, apart=False, reference=None, **plan):
     """Runs both, with all blocks and rows unless planned otherwise; returns all the library's states.
 
     A sampling run starts from random estimators, a deterministic one from those that `init` found.
@@ -295,7 +295,7 @@ def compare(method, solver, blocks, coefficients, given, *, apart=False, **plan)
             ]
     for steps in LOOKED_AT:
         begin = SimpleNamespace(**(start | first))
-        end = METHODS[method][1](blocks, samples[:steps], begin, coefficients, **given)
+        end = (reference or METHODS[method][1])(blocks, samples[:steps], begin, coefficients, **given)
         for name, expected in vars(end).items():
             actual, message = states[name][steps - 1], f"{name} after {steps} steps"
             assert actual.dtype == np.float64
@@ -389,6 +389,27 @@ def test_restarts(method):
     compare(method, solver, make(Curved, True), staged, given, **FEW)
 
 
+@pytest.mark.parametrize("method", ["BSVRBv1", "BSVRBv2", "RSVRB", "BSVRBv1 mixed"])
+def test_restarts_as_printed(method):
+    """Every stage ends at a random step, and the next one begins there with x_0 = x_1."""
+    given = options(method)
+    solver = bx.Restart(make_solver(method, SETTINGS | given), first=30, stages=4, seed=1, reset=True)
+    assert LOOKED_AT[-2] < sum(solver.lengths[:-1]) < STEPS < solver.steps  # the stages begin before the end
+    reference = algorithms.restarting(METHODS[method][1], solver.lengths)
+    family = problems.Mixed if method in MIXED else Curved
+    coefficients = SimpleNamespace(**SETTINGS)
+    compare(method, solver, make(family, False), coefficients, given, reference=reference, **FEW)
+
+
+def test_a_stage_lasts_a_random_part_of_its_steps():
+    lengths = np.array(
+        [bx.Restart(bx.BSVRBv1(0.1), first=8, stages=2, seed=seed).lengths for seed in range(400)]
+    )
+    assert set(lengths[:, 0]) == set(range(1, 9))
+    assert set(lengths[:, 1]) == set(range(1, 17))
+    assert bx.Restart(bx.BSVRBv1(0.1), first=8, stages=2).lengths == (8, 16)
+
+
 @pytest.mark.parametrize("method", ["BSVRBv1", "BSVRBv2"])
 def test_a_given_gamma(method):
     """γ̄, left out, is then γ; given, it is itself."""
@@ -397,6 +418,25 @@ def test_a_given_gamma(method):
     coefficients = algorithms.constant(**({"gamma_bar": 0.9} | values))
     solver = make_solver(method, values | given)
     compare(method, solver, make(Curved, False), coefficients, given, **FEW)
+
+
+@RATES
+@pytest.mark.parametrize("method", ["BSVRBv1", "BSVRBv2"])
+@SAMPLED
+def test_the_algorithms_as_printed(method, per_step, rate):
+    """y and v move along s_t and u_t, whichever blocks were visited in the step before."""
+    ours, theirs = scheduled(SETTINGS, rate)
+    given = options(method) | {"refreshed": False}
+    solver = make_solver(method, ours | given)
+    compare(method, solver, make(Curved, True), theirs, given, **FEW | {"blocks_per_step": per_step})
+
+
+def test_a_ball_that_binds_as_printed():
+    given = {"radius": 0.4, "projection": "once", "refreshed": False}
+    solver = make_solver("BSVRBv2", SETTINGS | given)
+    coefficients = algorithms.constant(**SETTINGS)
+    states = compare("BSVRBv2", solver, make(problems.QuadraticBlocks, False), coefficients, given, **FEW)
+    assert np.isclose(np.linalg.norm(states["v"][20:], axis=-1), 0.4, rtol=0, atol=1e-10).any()
 
 
 @pytest.mark.parametrize("method", ["BSVRBv2", "RSVRB", "MMBO", "SOBA", "BlockPAGE", "BlockSAGA"])

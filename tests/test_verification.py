@@ -28,7 +28,7 @@ def test_a_good_answer_is_verified_without_a_warning(family):
         warnings.simplefilter("error", bx.AccuracyWarning)
         result = bx.minimize(case.problem, case.x0, case.y0, steps=1500, progress=None)
     found = result.verification
-    assert found.blocks == 8
+    assert found.blocks == 12
     assert found.objective < found.start
     assert found.y_error < 1e-2
 
@@ -149,3 +149,24 @@ def test_a_wrong_multiplier_is_noticed():
             problem, jnp.zeros(2), jnp.zeros((2, 2)), solver=solver, steps=600, progress=None
         )
     assert result.verification.gradient_error == pytest.approx(1.0)
+
+
+def test_a_start_where_the_gradient_is_zero_is_named():
+    random = np.random.default_rng(0)
+    rows, targets = random.normal(size=(60, 3)), random.normal(size=60)
+    data = bx.Shared({"row": jnp.asarray(rows, jnp.float32), "target": jnp.asarray(targets, jnp.float32)})
+
+    def loss(x, y, batch):  # both factors are zero at the start
+        return jnp.mean((batch["row"] @ (x @ y) - batch["target"]) ** 2)
+
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: loss(x, y, batch),
+        lower=lambda x, y, block, batch: loss(x, y, batch) + 0.1 * y @ y,
+        blocks=4,
+        upper_data=data,
+        lower_data=data,
+    )
+    with pytest.warns(bx.AccuracyWarning, match="x did not move"):
+        bx.minimize(
+            problem, jnp.zeros((3, 2)), jnp.zeros((4, 2)), steps=50, progress=None, stop=bx.Stop(verify=True)
+        )

@@ -1,15 +1,20 @@
-"""Bounds of a variable, as static data of a level: compared by value, and held by every device."""
+"""Bounds and sets of a variable, as static data of a level: compared by value, held by every device."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bilevax._util import checks
+
 PyTree = Any
+
+_ENDS = ("lower", "upper")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +50,65 @@ class Bound:
             raise ValueError(
                 f"{label} must be a number or fit one block's y of shapes {expected}, got shapes {shapes}"
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class Box:
+    """All variables between two bounds; either may be None."""
+
+    lower: Bound | None
+    upper: Bound | None
+
+    def __call__(self, y: PyTree, slot_axes: int = 0) -> PyTree:
+        """The nearest y within the bounds; leading axes may count slots."""
+        if self.lower is not None:
+            y = jax.tree.map(jnp.maximum, y, self.lower.like(y))
+        if self.upper is not None:
+            y = jax.tree.map(jnp.minimum, y, self.upper.like(y))
+        return y
+
+    def check(self, label: str, one: PyTree) -> None:
+        """Raises unless the bounds fit one slot's variable, given by its shapes."""
+        for which, bound in (("lower", self.lower), ("upper", self.upper)):
+            if bound is not None:
+                bound.check(f"the {which} bound of {label}", one)
+
+
+@dataclasses.dataclass(frozen=True)
+class Set:
+    """A set by its projection, a function of one slot's y."""
+
+    function: Callable[[PyTree], PyTree]
+
+    def __call__(self, y: PyTree, slot_axes: int = 0) -> PyTree:
+        """The nearest y in the set, slot by slot; that many leading axes count slots."""
+        project = self.function
+        for _ in range(slot_axes):
+            project = jax.vmap(project)
+        return jax.tree.map(lambda new, old: new.astype(old.dtype), project(y), y)
+
+    def check(self, label: str, one: PyTree) -> None:
+        """Raises unless the projection returns what it is given."""
+        found = checks.floating_output(label, self.function, y=one)
+        got, expected = ([leaf.shape for leaf in jax.tree.leaves(tree)] for tree in (found, one))
+        if jax.tree.structure(found) != jax.tree.structure(one) or got != expected:
+            raise ValueError(f"{label} must return what y is, of shapes {expected}, got {got}")
+
+
+def as_set(label: str, project: Any) -> Box | Set | None:
+    """A set that a user gave: bounds (lower, upper), or a projection; None for none."""
+    if project is None or callable(project):
+        return None if project is None else Set(project)
+    if not (isinstance(project, tuple) and len(project) == 2):
+        raise TypeError(
+            f"{label} must be bounds (lower, upper) or a function of y, got {type(project).__name__} "
+            f"{project!r}"
+        )
+    lower, upper = (as_bound(f"the {n} bound of {label}", b) for n, b in zip(_ENDS, project, strict=True))
+    check_order(lower, upper)
+    if lower is None and upper is None:
+        raise ValueError(f"{label} must have at least one bound, got (None, None)")
+    return Box(lower, upper)
 
 
 def as_bound(label: str, tree: PyTree) -> Bound | None:

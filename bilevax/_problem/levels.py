@@ -5,6 +5,7 @@ Code outside this file asks a level what it supports; it does not ask which clas
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax._problem.bounds import Bound, as_bound, check_order
+from bilevax._problem.bounds import Bound, Box, Set, as_bound, check_order
 from bilevax._problem.rows import Batch
 from bilevax._util import checks, trees
 
@@ -28,19 +29,23 @@ class Level(eqx.Module):
 
     Class attributes:
       kind: what the level is called in messages.
-      has_hessian: y minimises g, so that its multiplier v solves a linear system with the Hessian of g and y
-        needs a start. Otherwise y is tracked directly, and v = ∇_y f.
+      has_hessian: y is a stationary point of g, so that its multiplier v solves a linear system with the
+        Hessian of g.
+      own: y minimises or maximises f itself: the level has no function, and needs no multiplier.
+      sign: −1 if y maximises, 0 if some of its entries do, else 1.
     """
 
     kind: ClassVar[str]
     has_hessian: ClassVar[bool]
+    own: ClassVar[bool] = False
+    sign: ClassVar[int] = 1
 
     function: Callable[..., Any] = eqx.field(static=True)
     slots: Callable[[PyTree, PyTree], Array] | None = eqx.field(static=True, default=None)
     count: int | None = eqx.field(static=True, default=None)
 
     def __check_init__(self) -> None:
-        if not callable(self.function):
+        if not self.own and not callable(self.function):
             raise TypeError(f"a lower level needs a function, got {type(self.function).__name__}")
         if (self.slots is None) != (self.count is None):
             got = "count without slots" if self.slots is None else "slots without count"
@@ -52,9 +57,18 @@ class Level(eqx.Module):
         if self.count is not None:
             checks.whole_number("count", self.count, 1)
 
+    @property
+    def is_value(self) -> bool:
+        """Whether y is the value of the function: it is tracked directly, needs no start, and v = ∇_y f."""
+        return not self.has_hessian and not self.own
+
     def value(self, x: PyTree, y: PyTree, block: PyTree, batch: Batch) -> PyTree:
         """The level's function on one block's batch."""
         raise NotImplementedError
+
+    def seen_through(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Level:
+        """The level with its function wrapped."""
+        return self if self.own else dataclasses.replace(self, function=wrap(self.function))
 
     def term(self, x: PyTree, y: PyTree, v: PyTree, block: PyTree, batch: Batch) -> Array:
         """The level's term of the scalar ℓ, with the multiplier v."""
@@ -78,14 +92,23 @@ class Level(eqx.Module):
         """Whether offsets may be stored unasked."""
         return False
 
+    def signed(self, slope: PyTree) -> PyTree:
+        """What y descends along, from the gradient of what it optimises: negated where y maximises."""
+        return slope
+
+    @property
+    def domain(self) -> Box | Set | None:
+        """The set that y, which descends, must stay in; None for none."""
+        return None
+
     @property
     def is_bounded(self) -> bool:
-        """Whether y has bounds."""
-        return False
+        """Whether y must stay in a set."""
+        return self.domain is not None
 
-    def bounded(self, y: PyTree) -> PyTree:
-        """y projected onto its bounds, if it has any."""
-        return y
+    def bounded(self, y: PyTree, slot_axes: int = 1) -> PyTree:
+        """y projected onto its set, if it has one; that many leading axes count slots."""
+        return y if self.domain is None else self.domain(y, slot_axes)
 
 
 class Argmin(Level):
@@ -160,13 +183,9 @@ class Mean(Level):
         """Whether bounds were given."""
         return self.lower is not None or self.upper is not None
 
-    def bounded(self, y: PyTree) -> PyTree:
+    def bounded(self, y: PyTree, slot_axes: int = 1) -> PyTree:
         """y projected onto [lower, upper]."""
-        if self.lower is not None:
-            y = jax.tree.map(jnp.maximum, y, self.lower.like(y))
-        if self.upper is not None:
-            y = jax.tree.map(jnp.minimum, y, self.upper.like(y))
-        return y
+        return Box(self.lower, self.upper)(y)
 
 
 def on_one_side(y: PyTree, seen: list[PyTree], signs: PyTree) -> PyTree:

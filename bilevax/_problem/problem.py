@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -50,12 +51,14 @@ class Problem(eqx.Module):
 
     Args:
       upper: f(x, y, block, batch), a scalar. With named lower levels, y is a dict.
-      lower: g(x, y, block, batch) for `argmin`, a level made by `argmin` or `mean`, or a dict of them.
+      lower: g(x, y, block, batch) for `argmin`; a level made by `argmin`, `saddle`, `mean`, `minimum` or
+        `maximum`; or a dict of them.
       blocks: per-block constants, a pytree with leading axis m; or m itself, and then `block` is the
         block's index.
       upper_data: `Shared`, `PerBlock` or another `Rows`; None if f needs no rows; or the name of a lower
         level, whose batch f then sees: for an f that needs the rows whose slots a step touches.
-      lower_data: the same for the lower level; or a dict by level, if they draw different rows.
+      lower_data: the same for the lower level; or a dict by level, if they draw different rows. Levels
+        without a function, such as `minimum`, need none.
       through: optional s(x, block, batch), if f and every g depend on x through its value alone (the scores
         of the batch's items, say). They then receive that value in place of x, and a step evaluates and
         differentiates s once for all of them. f and all levels must see the same batch: one `lower_data`,
@@ -123,12 +126,13 @@ class Problem(eqx.Module):
             )
         self.upper_data = _as_rows("upper_data", None if self.upper_shares else upper_data, self.count)
         if isinstance(lower_data, Mapping):
-            if not self.named or set(lower_data) != set(self.levels):
+            needed = {name for name, level in self.levels.items() if not level.own or level.slots is not None}
+            if not self.named or not needed <= set(lower_data) <= set(self.levels):
                 raise ValueError(
                     f"lower_data names the levels {sorted(lower_data)}, expected "
-                    f"{sorted(self.levels) if self.named else 'one data source, as lower is not a dict'}"
+                    f"{sorted(needed) if self.named else 'one data source, as lower is not a dict'}"
                 )
-            sources = {name: lower_data[name] for name in self.levels}
+            sources = {name: lower_data.get(name) for name in self.levels}
         else:
             sources = dict.fromkeys(self.levels, lower_data)
         distinct = list({id(source): source for source in sources.values()}.values())
@@ -146,10 +150,8 @@ class Problem(eqx.Module):
                     f"{len(self.lower_data)} sources and upper_data = {upper_data!r}"
                 )
             self.upper = Through(upper, through)
-            self.levels = {
-                name: dataclasses.replace(level, function=Through(level.function, through))
-                for name, level in self.levels.items()
-            }
+            wrap = functools.partial(Through, through=through)
+            self.levels = {name: level.seen_through(wrap) for name, level in self.levels.items()}
 
     def slots_of(self, name: str) -> int:
         """How many slots a lower level has."""
@@ -203,6 +205,11 @@ class Problem(eqx.Module):
         """The levels whose variables are stored as offsets, each with its a(x)."""
         return tuple((name, level.centre) for name, level in self.levels.items() if level.centre is not None)
 
+    @property
+    def domains(self) -> tuple[tuple[str, Callable[..., PyTree]], ...]:
+        """The levels whose variables descend within a set, each with its projection."""
+        return tuple((name, level.domain) for name, level in self.levels.items() if level.domain is not None)
+
     def see(self, x: PyTree, block: PyTree, lower: dict[str, Batch]) -> PyTree:
         """What f and g receive as x on a batch: the value of `through`, or x itself without one."""
         if self.through is None or self.upper_shares is None:
@@ -251,7 +258,7 @@ def _as_level(name: str, lower: Any) -> Level:
     if callable(lower):
         return Argmin(lower)
     raise TypeError(
-        f"lower level {name!r} must be a function, bilevax.argmin(…) or bilevax.mean(…), "
+        f"lower level {name!r} must be a function, bilevax.argmin(…), bilevax.mean(…) or another level, "
         f"got {type(lower).__name__}"
     )
 

@@ -98,7 +98,7 @@ def check_row_means(problem: Problem, x0: PyTree, y0: PyTree) -> None:
 def _fits(problem: Problem, name: str, y: PyTree) -> bool:
     """Whether a level's y has an entry for every slot, or is left out where it may be."""
     if y is None:
-        return not problem.levels[name].has_hessian
+        return problem.levels[name].is_value
     slots = problem.slots_of(name)
     return all(np.ndim(leaf) and np.shape(leaf)[0] == slots for leaf in jax.tree.leaves(y))
 
@@ -137,7 +137,7 @@ def _functions(problem: Problem, x: PyTree, y: dict[str, PyTree]) -> Iterator[Ch
                     block,
                 )
     for name, level in problem.levels.items():
-        found = None if level.slots is not None else _some_rows(sources[name])
+        found = None if level.own or level.slots is not None else _some_rows(sources[name])
         if found is None:
             continue
         block, rows = found
@@ -168,7 +168,7 @@ def _starting_y(problem: Problem, x: PyTree, y: dict[str, PyTree], block: int) -
             continue
         found = _some_rows(sources[name], block)
         rows = None if found is None else found[1]
-        if level.has_hessian or (found is None and sources[name] is not None):
+        if not level.is_value or (found is None and sources[name] is not None):
             return None
         try:
             start[name] = jax.jit(level.function)(x, _entry(problem.blocks, block), rows)
@@ -208,6 +208,14 @@ def _check(one: Checked) -> None:
     for place, amount in enumerate(_AMOUNTS):
         for leaf, (batch, rows) in enumerate(zip(whole, single, strict=True)):
             batch, rows = np.asarray(batch[place], float), np.asarray(rows[place], float)
+            if batch.shape != rows.shape[1:]:
+                continue  # not one number: the start of a run says so
+            if amount == 0 and np.isnan(batch).any() and one.name != "upper" and _is_finite(one):
+                raise ValueError(
+                    f"{one.name} is {_short(batch)} at x0 and y0, on {len(rows)} rows of block {one.block} "
+                    "that hold finite numbers: look for logarithms and roots of negative numbers, divisions "
+                    "by zero, and labels or indices that are out of range"
+                )
             if not np.isfinite(batch).all():
                 continue
             if not np.isfinite(rows).all():
@@ -219,6 +227,11 @@ def _check(one: Checked) -> None:
             error, scale = np.abs(batch - rows.mean(0)), max(np.abs(batch).max(), np.abs(rows).max())
             if error.max() > exact * scale:
                 _look_closer(one, seen, place, leaf, exact)
+
+
+def _is_finite(one: Checked) -> bool:
+    """Whether the point and the rows of a function are finite: if not, others say which are not."""
+    return all(np.isfinite(np.asarray(leaf, float)).all() for leaf in jax.tree.leaves((one.point, one.rows)))
 
 
 def _rows_and_batch(one: Checked, point: PyTree, rows: PyTree) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -184,6 +185,13 @@ class PerBlock(Rows):
         if self.even:
             return Batch(rows)
         return Batch(rows, weight=(place < length) / length.astype(float))
+
+    def up_to(self, longest: int) -> PerBlock:
+        """The same rows, for draws of all rows of blocks that have at most so many: they are padded to it."""
+        out = copy.copy(self)
+        object.__setattr__(out, "longest", longest)
+        object.__setattr__(out, "even", self.even and longest == self.longest)
+        return out
 
     def spread(self, devices: int) -> PerBlock:
         """Every device's rows, padded to the largest number that a device has."""

@@ -47,6 +47,10 @@ class BlockView:
         y = self._position(name, y)
         return self.problem.levels[name].value(self.x, y, self.constants, self.lower[name])
 
+    def optimised(self, name: str, y: dict[str, PyTree]) -> Array:
+        """What the variable of a level optimises, g or f, for the variables of all levels."""
+        return self.f(y) if self.problem.levels[name].own else self.g(name, y[name])
+
     def c(self, name: str) -> PyTree:
         """c_i(x; ζ) of a mean level."""
         return self.problem.levels[name].value(self.x, None, self.constants, self.lower[name])

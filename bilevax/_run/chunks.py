@@ -130,7 +130,8 @@ def _root_mean_square(state: State, letter: str) -> Array:
 
 def _numbers(steps: Any, total: tuple[float, float]) -> tuple[Any, Any]:
     """As arrays that are not placed on a device yet."""
-    parts: list[Any] = [np.asarray(part, jnp.zeros(0).dtype) for part in total]
+    dtype = jax.dtypes.canonicalize_dtype(float)
+    parts: list[Any] = [np.asarray(part, dtype) for part in total]
     return np.asarray(steps, np.int32), CompensatedSum(*parts)
 
 

@@ -153,7 +153,7 @@ def _out_of_range(problem: Problem, state: State) -> str:
 def _outside_domain(problem: Problem, state: State) -> str:
     """Which tracked mean f is not finite at, although it is at a sample of that mean; nothing if none."""
     leaves = jax.tree.leaves((problem, state))
-    means = [name for name, level in problem.levels.items() if not level.has_hessian]
+    means = [name for name, level in problem.levels.items() if level.is_value]
     own_slots = any(level.slots is not None for level in problem.levels.values())
     known = all(isinstance(state.levels[name], SlotTable) for name in means)
     if not means or not known or own_slots or not all(leaf.is_fully_addressable for leaf in leaves):

@@ -38,7 +38,13 @@ def curvature_fault(problem: Problem, x: PyTree, y: PyTree) -> str:
 
         def hessian(view: BlockView, y: PyTree, name: str = name) -> Array:
             flat, unravel = ravel_pytree(y)
-            return jax.hessian(lambda flat: view.g(name, unravel(flat)))(flat)
+            found = jax.hessian(lambda flat: view.g(name, unravel(flat)))(flat)
+            level = view.problem.levels[name]
+            if level.sign == 1:
+                return found
+            # Of a saddle point, what minimises must be convex and what maximises concave, each by itself.
+            signs = ravel_pytree(level.signed(jax.tree.map(jnp.ones_like, y)))[0]
+            return jnp.where(signs[:, None] == signs, signs * found, 0)
 
         found = np.asarray(each_block(problem, x, sample, hessian, rows), np.float64)
         good = np.flatnonzero(np.isfinite(found).all((1, 2)))
@@ -52,6 +58,11 @@ def curvature_fault(problem: Problem, x: PyTree, y: PyTree) -> str:
             f"all rows) has eigenvalues from {least[worst]:.2g} to {most[worst]:.2g}"
         )
         size = max(abs(least[worst]), abs(most[worst]))
+        if size == 0:
+            return (
+                f"{where}: g is linear in y there, as a function with kinks is between them; smooth it, or "
+                "use bx.minimum() if y minimises f itself"
+            )
         if least[worst] < -_SINGULAR * size:
             return (
                 f"{where}: g is not convex in y; add a regulariser to g, such as c/2 ‖y‖² with c = "

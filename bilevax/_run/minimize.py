@@ -37,6 +37,7 @@ from bilevax._util.trees import PyTree
 from bilevax.solvers.base import AbstractSolver
 from bilevax.solvers.default import chosen_solver
 from bilevax.solvers.offsets import with_offsets
+from bilevax.solvers.start_checks import check_feasible
 
 _VERIFIED = 500  # steps of a run that is verified unasked
 
@@ -325,6 +326,7 @@ def _start(
     """The solver and the problem as a compiled chunk takes them, the state before the first step, the devices
     that share the blocks, and how any solver begins."""
     check_row_means(problem, x0, y0)
+    check_feasible(problem, y0)
     if shards is None:
         problem = with_offsets(problem, solver, x0, y0, sampler)
     else:

@@ -138,6 +138,7 @@ def _restrained(state: State, what: str, times: float) -> State:
     return dataclasses.replace(state, restraint=dataclasses.replace(state.restraint, **{field: changed}))
 
 
+@jax.jit
 def _copy(state: Any) -> Any:
     """A state that shares no buffers: a chunk takes over those of the state it is given."""
     return jax.tree.map(jnp.copy, state)

@@ -221,6 +221,8 @@ def _lines_of(
     lines = []
     for field in dataclasses.fields(given):
         name, before, value = within + field.name, getattr(given, field.name), getattr(used, field.name)
+        if _is_idle(field.name, value, problem):
+            continue
         if isinstance(before, AbstractSolver):
             lines += _lines_of(before, value, problem, state, f"{name}.")
         elif field.name == "upper_step" and before is None:
@@ -237,6 +239,12 @@ def _lines_of(
             default = AUTOMATIC if automatic else _of_field(field, before)
             lines.append(Setting(name, _word_at(value, state.step), default))
     return lines
+
+
+def _is_idle(name: str, value: Any, problem: Problem) -> bool:
+    """Whether a hyper-parameter that was left out is of no use here: no level takes steps."""
+    steps = any(not level.is_value for level in problem.levels.values())
+    return name == "lower_step" and value is None and not steps
 
 
 def _name(solver: AbstractSolver) -> str:

@@ -25,6 +25,7 @@ from bilevax._util import checks
 from bilevax._util.trees import PyTree, all_finite
 from bilevax.solvers.base import AbstractSolver
 from bilevax.solvers.offsets import with_offsets
+from bilevax.solvers.start_checks import check_feasible
 
 Columns = dict[str, np.ndarray]
 
@@ -160,6 +161,7 @@ def sweep(
         checks.solver(made, AbstractSolver)
         made.check(problems[0], sampler)
     check_row_means(problems[0], x0, y0)
+    check_feasible(problems[0], y0)
     first = solver(**{name: column[0].item() for name, column in columns.items()})
     centres = with_offsets(problems[0], first, x0, y0, sampler).centre_functions  # as in `minimize`
     problems = [one.with_centres(centres) for one in problems]

@@ -29,6 +29,7 @@ from bilevax._util import checks, extras
 from bilevax._util.trees import PyTree
 from bilevax.solvers.base import AbstractSolver
 from bilevax.solvers.default import chosen_solver
+from bilevax.solvers.start_checks import check_feasible
 
 _LAST = 2  # trials that go the whole way, at least
 
@@ -175,6 +176,7 @@ def tune(
         checks.solver(made, AbstractSolver)
         made.check(problem, sampler)
     check_row_means(problem, x0, y0)
+    check_feasible(problem, y0)
     require_slot_per_block(problem, "tune")
     blocks = None if blocks is None else checks.whole_number("blocks", blocks, 1)
     display = make_progress(progress, steps)

@@ -19,7 +19,11 @@ from bilevax._util import checks
 from bilevax._util.trees import PyTree
 from bilevax.solvers.base import AbstractSolver
 
-_BLOCKS = 8
+_BLOCKS = 32
+_AT_REST = (
+    "x did not move: ∇F(x0) is zero, as at a point of symmetry or where f does not depend on x: start from "
+    "another x0, such as small random numbers"
+)
 _OFF = 0.02  # of F, by which the tracked f may differ from it
 _SMALL = 0.001  # of the decrease of F: less is of no interest, where F is nearly zero
 _MISLED = 0.9  # of the gradient, by which that with the tracked y and v may be off
@@ -70,7 +74,7 @@ def verify(
       problem: the problem.
       state: the state of a run, of any solver.
       x0: where the run started.
-      blocks: how many blocks; left out, 8, or fewer if they have many rows.
+      blocks: how many blocks; left out, 32, or fewer if they have many rows.
       solver: the solver of the run, whose upper step the message may name.
 
     Returns:
@@ -116,6 +120,8 @@ def verify(
         float(found.gradient_error / jnp.maximum(found.gradient, start.gradient)),
         "",
     )
+    if int(state.step) > 0 and float(start.gradient) == 0.0 and _are_equal(state.x, x0):
+        return dataclasses.replace(result, message=_AT_REST)
     change = np.asarray(found.value - start.value, np.float64)
     # F may rise on a few blocks where it falls on all: their spread says what that can account for.
     spread = 0.0 if len(chosen) == problem.count else float(np.std(change)) / len(chosen) ** 0.5
@@ -124,6 +130,11 @@ def verify(
     left = float(jnp.mean(jnp.maximum(found.left, start.left)))
     message = _message(result, left, 2 * spread, *choices)
     return dataclasses.replace(result, message=message)
+
+
+def _are_equal(x: PyTree, x0: PyTree) -> bool:
+    pairs = zip(jax.tree.leaves(x), jax.tree.leaves(x0), strict=True)
+    return all(bool(jnp.all(a == b)) for a, b in pairs)
 
 
 def can_verify(problem: Problem) -> bool:

@@ -48,6 +48,11 @@ class Clock(eqx.Module):
         """Moves on by one step."""
         return Clock(self.now + step, self.now)
 
+    @property
+    def at_rest(self) -> Clock:
+        """The clock that reads the same at time t−1 as at time t."""
+        return Clock(self.now, self.now)
+
     def stamp(self, shape: tuple[int, ...]) -> CompensatedSum:
         """The present reading, for slots of that shape."""
         return jax.tree.map(lambda a: jnp.broadcast_to(a, shape), self.now)
@@ -71,6 +76,11 @@ class Clocks(eqx.Module):
     @property
     def v(self) -> Clock:
         return self._clock(1)
+
+    @property
+    def at_rest(self) -> Clocks:
+        """The clocks that read the same at time t−1 as at time t."""
+        return Clocks(self.y.at_rest, self.v.at_rest)
 
     def _clock(self, place: int) -> Clock:
         numbers = [self.readings[..., place, part] for part in range(4)]

@@ -112,3 +112,12 @@ def hessians(problem: Problem, name: str, point: Point, sample: Sample) -> Array
         return jax.jacfwd(jax.grad(lambda flat: view.g(name, unflatten(flat))))(flat)
 
     return each_block(problem, point.x, sample, one, point.y[name])
+
+
+def lower_slopes(problem: Problem, name: str, point: Point, sample: Sample) -> PyTree:
+    """∇_y g_i of one argmin level, per sampled block."""
+
+    def one(view: BlockView, y: PyTree) -> PyTree:
+        return jax.grad(lambda y: view.g(name, y))(y)
+
+    return each_block(problem, point.x, sample, one, point.y[name])

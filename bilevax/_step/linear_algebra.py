@@ -85,6 +85,13 @@ def solve(matrices: Float[Array, "slots d d"], right: Float[Array, "slots d k"])
     return jax.vmap(one_by_one(one))(matrices, right)
 
 
+def solve_indefinite(
+    matrices: Float[Array, "slots d d"], right: Float[Array, "slots d k"]
+) -> Float[Array, "slots d k"]:
+    """The solutions of systems that need not be positive definite."""
+    return jax.vmap(one_by_one(jnp.linalg.solve))(matrices, right)
+
+
 def one_by_one(function: Any) -> Any:
     """A function of one matrix that a vmap batches on an accelerator, and turns into a loop on a CPU.
 

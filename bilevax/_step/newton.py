@@ -11,6 +11,11 @@ If g is quadratic and x stands still, y is the exact minimiser of the weighted m
 (recursive least squares). As H contains c h, the step is stable on its own batch, however the curvature has
 changed. It depends on no units, and on no condition number. The limit of v does not depend on H: it solves
 the mean of the equations h v = ∇_y f. (H⁻¹ ∇_y f would be biased, because H is noisy and follows x late.)
+
+If g is far from quadratic, as an exponential is, a Newton step may end far beyond the minimiser. So ∇_y g is
+looked at once more, at the end of the step and on the same batch: where g rises there more steeply than it
+fell at the beginning, the step is shortened to where the line through both slopes is zero. (On a quadratic g
+that never happens.)
 """
 
 from __future__ import annotations
@@ -18,13 +23,20 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
 from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import Sample
-from bilevax._step.lagrangian import Point, hessians
-from bilevax._step.linear_algebra import flatten_slots, raise_eigenvalues, solve, unflatten_slots
+from bilevax._step.lagrangian import Point, hessians, lower_slopes
+from bilevax._step.linear_algebra import (
+    flatten_slots,
+    raise_eigenvalues,
+    solve,
+    solve_indefinite,
+    unflatten_slots,
+)
 from bilevax._step.oracles import Oracles
 from bilevax._step.slots import Memory, Moving
 from bilevax._step.trackers import TrackedSolve, check_hessian, scaled_identities, track
@@ -32,6 +44,7 @@ from bilevax._step.visit import Look, Visit
 from bilevax._util.trees import PyTree
 
 _LEAST = 1e-3  # the least eigenvalue of H, scaled to a diagonal of ones
+_SHORTEST = 1e-3  # of a Newton step
 _NOTHING = 1e-20  # of the largest diagonal entry: less is no curvature at all
 
 
@@ -39,7 +52,7 @@ class NewtonSteps(TrackedSolve):
     """H averages ∇²_yy g; y and v both take Newton steps with it."""
 
     coefficients = frozenset()
-    oracles = Oracles(gradients=1, products=2, matrices=1)
+    oracles = Oracles(gradients=2, products=2, matrices=1)
 
     def check(self, name: str, y: PyTree, slot_shape: tuple[int, ...]) -> None:
         check_hessian(name, y, slot_shape)
@@ -49,7 +62,7 @@ class NewtonSteps(TrackedSolve):
         return dataclasses.replace(memory, hessian=scaled_identities(y, smoothness))
 
     def prepare(self, visit: Visit, problem: Problem, point: Point, sample: Sample) -> Visit:
-        hessian, _ = _positive(hessians(problem, visit.name, point, sample), 100 * _LEAST)
+        hessian, _ = _definite(hessians(problem, visit.name, point, sample), 100 * _LEAST, _signs(visit))
         return dataclasses.replace(visit, rows=dataclasses.replace(visit.rows, hessian=hessian))
 
     def first(self, visit: Visit, look: Look) -> Memory:
@@ -59,17 +72,51 @@ class NewtonSteps(TrackedSolve):
         (point,), (v,), (seen,) = look.points, look.v, look.gradients
         weight = visit.rates.alpha
         sampled = hessians(look.problem, visit.name, point, look.sample)
-        hessian, repaired = _positive(track(visit.rows.hessian, [sampled], weight, None), _LEAST)
+        signs = _signs(visit)
+        hessian, repaired = _definite(track(visit.rows.hessian, [sampled], weight, None), _LEAST, signs)
         slopes = self.lower_gradient(seen, visit), self.solve_gradient(seen, visit)
         values = point.y[visit.name], v[visit.name]
         scales = _scales(hessian)
         right = jnp.stack([flatten_slots(slope) for slope in slopes], -1) / scales[..., None]
-        steps = solve(_scaled(hessian, 1 / scales), right) / scales[..., None]
+        inverse = solve if signs is None else solve_indefinite
+        steps = weight * inverse(_scaled(hessian, 1 / scales), right) / scales[..., None]
         y, v = (
-            Moving(unflatten_slots(flatten_slots(value) - weight * steps[..., place], value), slope, None)
-            for place, (value, slope) in enumerate(zip(values, slopes, strict=True))
+            unflatten_slots(flatten_slots(value) - steps[..., place], value)
+            for place, value in enumerate(values)
         )
-        return Memory(y=y, v=v, hessian=hessian), repaired
+        if signs is None:
+            end = Point(point.x, {**point.y, visit.name: y})
+            there = lower_slopes(look.problem, visit.name, end, look.sample)
+            share = _share(flatten_slots(slopes[0]), flatten_slots(there), steps[..., 0])
+            y = unflatten_slots(flatten_slots(values[0]) - share * steps[..., 0], values[0])
+        return Memory(y=Moving(y, slopes[0], None), v=Moving(v, slopes[1], None), hessian=hessian), repaired
+
+
+def _share(here: Array, there: Array, step: Array) -> Array:
+    """How much of a step to take, from the slopes at its two ends."""
+    falls = jnp.sum(here * step, -1, keepdims=True)
+    rises = -jnp.sum(there * step, -1, keepdims=True)
+    share = jnp.where(rises > falls, falls / jnp.where(rises > 0, rises + falls, 1), 1)
+    return jnp.where(jnp.isfinite(rises), jnp.maximum(share, _SHORTEST), _SHORTEST).astype(step.dtype)
+
+
+def _signs(visit: Visit) -> Array | None:
+    """By entry of a slot's y, −1 if it maximises g and 1 if it minimises g; None if all minimise."""
+    if visit.level is None or visit.level.sign == 1:
+        return None
+    return flatten_slots(visit.level.signed(jax.tree.map(jnp.ones_like, visit.rows.y.value)))[0]
+
+
+def _definite(hessian: Array, least: float, signs: Array | None) -> tuple[Array, Array]:
+    """The matrices, with positive curvature in what minimises g, and negative curvature in what maximises it.
+
+    Then they have an inverse, whatever couples both parts.
+    """
+    if signs is None:
+        return _positive(hessian, least)
+    curved = jnp.where(signs[:, None] == signs, signs * hessian, 0)
+    raised, count = _positive(curved, least)
+    return hessian + signs * (raised - curved), count
 
 
 def _positive(hessian: Array, least: float) -> tuple[Array, Array]:

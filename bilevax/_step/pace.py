@@ -19,18 +19,22 @@ which f is corrected here. If the difference grows from one window to the next b
 more than what f falls by between two visits of a block, y does not follow x: r does not grow, or shrinks.
 (The size of the difference says little: noise in y and v leaves some where x does not move at all.)
 
-While y and v still settle, f and the difference change by themselves. A change that is far larger than what z
-predicts for the displacement of x was not caused by x, and does not count.
+While y and v still settle, f and the difference change by themselves, and less and less so. A change that is
+far larger than what z predicts for the displacement of x, but smaller than the change of f before, was not
+caused by x, and does not count. Nor does a rise of f that goes on as before, apart from the decrease that z
+predicts, while x goes farther, or less far, than before.
 
 The noise is that of the newest batches, z_t − (1−β) z_{t−1} over β, where β is their weight in z: z itself
 remembers its noise from step to step, and noise alone would then look like a direction.
 
-Nothing in this depends on the units of x or of F.
+Nothing in this depends on a common unit of all entries of x, or on that of F. Entries of x in very different
+units are moved as if they had the same.
 
 The lower variables of a block move only when the block is visited, with probability p per step. A window
 lasts several visits, so they can follow x, and what a window shows is not the effect of the one before. At
-first x waits for them; then r begins such that z predicts a small decrease of f. (Where f is zero at x0, it
-begins such that x moves by a thousandth of its size.)
+first x waits for them, until f hardly changes from one window to the next, or some windows have passed; then
+r begins such that z predicts a small decrease of f. (Where f is zero at x0, it begins such that x moves by a
+thousandth of its size.)
 """
 
 from __future__ import annotations
@@ -55,13 +59,16 @@ _FIRST_MOVE = 1e-3  # of the size of x, where f is zero
 _SHORTEST = 25  # steps of a window
 _VISITS = 5  # of a block, in a window
 _SHARE = 0.1  # of all steps so far, in a window
-_WAIT = 2  # windows
+_WAIT, _LONGEST_WAIT = 2, 8  # windows
+_SETTLED = 0.2  # the share of f that it may change by from one window to the next before x begins to move
 _GROW, _SHRINK = 1.6, 0.5
 _SAME, _BACK = 0.5, -0.1  # cosines
 _SURE = 2.0  # standard errors of the slopes of f
 _BEHIND, _LOST = 1.25, 2.5  # visits' decrease of f, by which the lag of y may grow while r grows; at all
+_PART = 0.08  # of a window's decrease of f, which counts as that of a visit where a window has many
 _CAUSED = 30.0  # times the predicted change of f: more was not caused by x
 _RISE = 2.0  # standard errors of f
+_TELLING = 1.1  # times as far as in the window before: whether a rise of f responds to that
 
 
 class Pace(NamedTuple):
@@ -83,6 +90,8 @@ class Pace(NamedTuple):
       lags: how far f was above F in this window, to first order: how many values, their mean, and the sum of
         their squared deviations from it.
       lags_before: those of the window before.
+      trend: by how much f had risen at the end of the window before, beside what z predicts, and how far x
+        had gone for that.
     """
 
     count: Array
@@ -98,13 +107,15 @@ class Pace(NamedTuple):
     slope: Array
     lags: Array
     lags_before: Array
+    trend: Array
 
 
 def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
     """An upper step with nothing to tune; a solver whose `upper_step` is left out uses it.
 
     All entries of x move at about the same speed. The speed grows while x keeps its direction, shrinks when x
-    turns back, and falls as 1/√t in between. The result does not depend on the units of x or F.
+    turns back, and falls as 1/√t in between. The result does not depend on a common unit of the entries of x,
+    nor on that of F; entries in very different units should be rescaled.
 
     Args:
       speed: multiplies all steps.
@@ -126,7 +137,9 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
         dtype = jnp.result_type(*jax.tree.leaves(zeros))
         zero, none, start = jnp.zeros((), dtype), jnp.zeros(3, dtype), jnp.zeros((), jnp.int32)
         origin = jax.tree.map(_wide, params)
-        return Pace(start, zeros, zeros, zero, origin, zeros, none, none, start, none, zero, none, none)
+        return Pace(
+            start, zeros, zeros, zero, origin, zeros, none, none, start, none, zero, none, none, none[:2]
+        )
 
     def update(
         updates: PyTree,
@@ -154,15 +167,20 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
             first = _first_scale(state, _inner(average, direction), params, shortest)
             return jnp.where(kept[0] > 0, kept[0], first).astype(dtype), direction
 
-        def turned(kept: tuple[Array, PyTree, PyTree]) -> tuple[Array, PyTree, PyTree]:
-            scale, origin, covered_before = kept
+        def turned(kept: tuple[Array, PyTree, PyTree, Array]) -> tuple[Array, PyTree, PyTree, Array]:
+            scale, origin, covered_before, trend = kept
             here = jax.tree.map(_wide, params)
             covered = jax.tree.map(jnp.subtract, origin, here)
-            return (scale * _change(state, covered, covered_before, chance)).astype(dtype), here, covered
+            now = _by_itself(state, covered, covered_before)
+            change = _change(state, covered, covered_before, _goes_on(now, trend), chance)
+            return (scale * change).astype(dtype), here, covered, now.astype(dtype)
 
-        kept = state.scale, state.origin, state.covered_before
-        scale, origin, covered_before = change_if(ended, turned, kept)
-        waited = (scale == 0) & (state.count >= _WAIT * shortest)
+        kept = state.scale, state.origin, state.covered_before, state.trend
+        scale, origin, covered_before, trend = change_if(ended, turned, kept)
+        size_of_f = jnp.maximum(jnp.abs(state.values[1]), jnp.abs(state.values_before[1]))
+        settled = ended & (jnp.abs(_rise(state)) <= _SETTLED * size_of_f)
+        settled = (settled & (state.count >= _WAIT * shortest)) | (state.count >= _LONGEST_WAIT * shortest)
+        waited = (scale == 0) & settled
         scale, covered_before = change_if(waited, begun, (scale, covered_before))
         size = speed * scale / jnp.sqrt(count + _EARLY)
         moves = jax.tree.map(
@@ -191,6 +209,7 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
             along,
             _with(jnp.where(ended, 0, state.lags), jnp.asarray(lag, dtype)),
             jnp.where(ended, state.lags, state.lags_before),
+            trend,
         )
 
     return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
@@ -205,25 +224,52 @@ def _first_scale(state: Pace, slope: Array, params: PyTree, shortest: int) -> Ar
     return math.sqrt(_EARLY) / shortest * jnp.where(by_f < 1e-9 * by_x, by_x, by_f)
 
 
-def _change(state: Pace, covered: PyTree, covered_before: PyTree, chance: float) -> Array:
+def _change(state: Pace, covered: PyTree, covered_before: PyTree, by_itself: Array, chance: float) -> Array:
     """The factor of r after a window, from the displacements of x in it and in the one before."""
     inner = _inner(covered, covered_before)
     sizes = _inner(covered, covered) * _inner(covered_before, covered_before)
     cosine = inner / jnp.sqrt(jnp.where(sizes > 0, sizes, 1))
     (many, mean, spread), (many_before, mean_before, spread_before) = state.values, state.values_before
     variance = spread / jnp.maximum(many, 1) ** 2 + spread_before / jnp.maximum(many_before, 1) ** 2
-    rise = jnp.where(many_before > 0, mean - mean_before - _RISE * jnp.sqrt(variance), 0)
+    rise = _rise(state) - _RISE * jnp.sqrt(variance)
     many, slope, spread = state.slopes
     downhill = slope * many > _SURE * jnp.sqrt(spread)
     (many, lag, spread), (many_before, lag_before, spread_before) = state.lags, state.lags_before
     variance = spread / jnp.maximum(many, 1) ** 2 + spread_before / jnp.maximum(many_before, 1) ** 2
     behind = jnp.abs(lag) - jnp.abs(lag_before) - _SURE * jnp.sqrt(variance)
-    by_visit = jnp.maximum(mean_before - mean, 0) / jnp.maximum(many * chance, 1)
-    # What is far larger than the change of f that z predicts was not caused by x: y and v are settling.
-    ours = jnp.maximum(rise, behind) <= _CAUSED * jnp.abs(slope)
+    decrease = jnp.maximum(mean_before - mean, jnp.where(by_itself, slope, 0))
+    by_visit = jnp.maximum(decrease, 0) * jnp.maximum(1 / jnp.maximum(many * chance, 1), _PART)
+    # Where y and v settle, f changes far more than z predicts, and less and less.
+    worst = jnp.maximum(rise, behind)
+    ours = (worst <= _CAUSED * jnp.abs(slope)) | (worst > jnp.abs(state.trend[0]))
     onward = (cosine > _SAME) & downhill & ~(ours & (behind > _BEHIND * by_visit))
-    too_fast = (cosine < _BACK) | (ours & ((rise > 0) | (behind > _LOST * by_visit)))
+    too_fast = (cosine < _BACK) | (ours & (((rise > 0) & ~by_itself) | (behind > _LOST * by_visit)))
     return jnp.where(too_fast, _SHRINK, jnp.where(onward, _GROW, 1.0))
+
+
+def _by_itself(state: Pace, covered: PyTree, covered_before: PyTree) -> Array:
+    """By how much f rose beside the decrease that z predicts, and how far x went for that.
+
+    f rises from the mean of a window to that of the next: on the way from middle to middle.
+    """
+    before = jnp.sqrt(_inner(covered_before, covered_before))
+    way = (jnp.sqrt(_inner(covered, covered)) + before) / 2
+    predicted = state.slopes[1] * way / jnp.where(before > 0, before, jnp.inf)
+    return jnp.stack([_rise(state) + predicted, way])
+
+
+def _goes_on(now: Array, before: Array) -> Array:
+    """Whether f rises as it did before, though x goes farther, or less far, by a factor than before."""
+    (rise, way), (rise_before, way_before) = now, before
+    farther = way / jnp.where(way_before > 0, way_before, jnp.inf)
+    between = rise_before * jnp.sqrt(farther)  # between a rise by itself and one that x causes
+    same = jnp.where(farther < 1, (rise > between) & (rise <= _TELLING * rise_before), rise < between)
+    return (rise_before > 0) & same & ((farther < 1 / _TELLING) | (farther > _TELLING))
+
+
+def _rise(state: Pace) -> Array:
+    """By how much f was larger in this window than in the one before."""
+    return jnp.where(state.values_before[0] > 0, state.values[1] - state.values_before[1], 0)
 
 
 def _size(params: PyTree, dtype: Any) -> Array:

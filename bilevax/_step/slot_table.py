@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from bilevax._step.linear_algebra import change_if
 from bilevax._step.slots import Memory, gather, scatter
 
 WIDEST = 128  # entries of a slot's quantity: from some 200 on, a CPU loses by copying them into one row
@@ -108,6 +109,12 @@ class SlotTable(eqx.Module):
         new = _pack(leaves, self.columns)
         tables, apart = scatter((self.tables, self.apart), slots, new, distinct)
         return SlotTable(tables, apart, self.columns, self.structure)
+
+    def unvisited(self, now: Array) -> SlotTable:
+        """See `Memory.unvisited`."""
+        if self._places.visit is None:
+            return self
+        return change_if(now, lambda table: pack(table.memory.unvisited(now)), self)
 
 
 def pack(memory: Memory) -> SlotTable:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,9 @@ from jax import Array
 
 from bilevax._step.clocks import CompensatedSum
 from bilevax._step.ordering import read_once
-from bilevax._util.trees import PyTree, spread, step_along
+from bilevax._util.trees import PyTree, spread, step_along, where_slot
+
+NEVER = -2  # a last visit that no step's predecessor equals
 
 
 class Moving(eqx.Module):
@@ -19,11 +23,18 @@ class Moving(eqx.Module):
       value: the variable, at the slot's last visit if it moves lazily, else now.
       slope: the tracked gradient it descends along.
       stamp: the clock at the last visit; None if only sampled slots move.
+      earlier: the slope of the step that ended at the stamp, where the variable turns into `slope` only then.
     """
 
     value: PyTree
     slope: PyTree
     stamp: CompensatedSum | None
+    earlier: PyTree = None
+
+    @property
+    def last_slope(self) -> PyTree:
+        """What the last step was along."""
+        return self.slope if self.earlier is None else self.earlier
 
     def at(self, time: CompensatedSum) -> PyTree:
         """The value caught up to a reading of the clock."""
@@ -32,7 +43,9 @@ class Moving(eqx.Module):
         # A state that came out of a vmap has clocks and stamps with one more leading axis.
         missing = self.stamp.high.ndim - time.high.ndim
         aligned = jax.tree.map(lambda a: a.reshape(a.shape + (1,) * missing), time)
-        return step_along(self.value, aligned - self.stamp, self.slope)
+        passed = aligned - self.stamp
+        slope = self.slope if self.earlier is None else where_slot(passed < 0, self.earlier, self.slope)
+        return step_along(self.value, passed, slope)
 
 
 class Memory(eqx.Module):
@@ -59,6 +72,12 @@ class Memory(eqx.Module):
         parts: list[tuple[str, PyTree]] = [("s", self.y.slope), ("y", self.y.value)]
         parts += [("H", self.hessian)] if self.hessian is not None else []
         return parts + ([("u", self.v.slope), ("v", self.v.value)] if self.v is not None else [])
+
+    def unvisited(self, now: Array) -> Memory:
+        """The memory of slots that no step has visited, if `now` is true; else itself."""
+        if self.visit is None:
+            return self
+        return dataclasses.replace(self, visit=jnp.where(now, NEVER, self.visit))
 
     @property
     def lazy(self) -> set[str]:

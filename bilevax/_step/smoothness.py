@@ -6,6 +6,10 @@ the largest eigenvalue of D^{-1/2} ∇²_yy g D^{-1/2} in any block, so that ∇
 
 Both are estimated from products with ∇²_yy g: D from r ∘ (∇²_yy g r), which has the diagonal as its mean if
 the entries of r are random signs; L by a power iteration.
+
+Variables that optimise f itself may sit at kinks of f, such as the threshold of a CVaR, where f has no second
+derivative. So L is also at least as large as the slope of f changes along a step of that length. Where there
+is no curvature at all, the first guess is a step that would bring f to zero.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from bilevax._step.lagrangian import Point, hessians
 from bilevax._step.linear_algebra import one_by_one
 from bilevax._step.slots import gather
 from bilevax._util.per_entry import PerEntry
-from bilevax._util.trees import norm, result_dtype
+from bilevax._util.trees import inner, norm, result_dtype
 
 PyTree = Any
 
@@ -38,9 +42,12 @@ _RENEWAL_PROBES, _RENEWAL_PASSES = 2, 4
 _RISE, _FALL = 0.2, 0.05  # the weight of a look in D
 _FORGOTTEN = 0.9  # the factor by which L falls at most, from look to look
 _SHARE = 0.05  # the least entry of D, as a share of the size of its row
+_NOTHING = 1e-6  # of the largest entry of D: less is no curvature, where variables optimise f
 _LEAST = 1e-12  # the least entry of D, as a share of the largest
 _GROWN = 4.0  # the growth of f beside its recent average that asks for a look
 _RECENT = 0.1  # the weight of a step in that average
+_DOUBLINGS = 20  # how often L of a saddle point may be doubled at the start
+_SHORTER = 40  # how often the first step of variables that optimise f may be shortened
 
 
 class Smoothness(eqx.Module):
@@ -95,9 +102,15 @@ class Smoothness(eqx.Module):
 
 
 def estimate_smoothness(
-    problem: Problem, name: str, x: PyTree, y: dict[str, PyTree], sampler: Sampler, inverse: bool = True
+    problem: Problem,
+    name: str,
+    x: PyTree,
+    y: dict[str, PyTree],
+    sampler: Sampler,
+    inverse: bool = True,
+    unknown: frozenset[str] = frozenset(),
 ) -> Smoothness:
-    """The curvature of an argmin level, over sampled blocks.
+    """The curvature of what the variable of a level optimises, over sampled blocks.
 
     Args:
       problem: the problem.
@@ -106,22 +119,34 @@ def estimate_smoothness(
       y: per level the slots' variables, where to look.
       sampler: its batch size is used: steps must be stable on what they see.
       inverse: whether v is to move with P, too.
+      unknown: the mean levels whose y is not known yet: their value on the sample is taken.
     """
     sample = _probe(problem, sampler)
-    rows = gather(y[name], sample.slots[name])
+    rows = {level: gather(y[level], sample.slots[level]) for level in y}
+    if problem.levels[name].own:
+        rows |= {n: each_block(problem, x, sample, lambda view, n=n: view.c(n)) for n in unknown}
     keys = _keys(jax.random.key(0), sample, sampler)
     axes = sample.slots[name].ndim
-    ones = jax.tree.map(lambda a: jnp.ones(a.shape[axes:], result_dtype(y[name])), rows)
+    begin = jax.tree.map(lambda a: jnp.ones(a.shape[axes:], result_dtype(y[name])), rows[name])
+    if problem.levels[name].own:
+        guess = _guess(problem, name, x, rows, sample, sampler, axes)
+        begin = jax.tree.map(lambda a, like: a.astype(like.dtype), guess, begin)
 
     def improve(number: Array, known: PyTree) -> PyTree:
         fresh = jax.vmap(jax.random.fold_in, (0, None))(keys, number)
         found = _diagonal(problem, name, x, rows, sample, sampler, fresh, _PROBES, known)
         return jax.tree.map(lambda new, old: new.astype(old.dtype), found, known)
 
-    diagonal = jax.lax.fori_loop(0, _ROUNDS, improve, ones)
+    diagonal = jax.lax.fori_loop(0, _ROUNDS, improve, begin)
+    if problem.levels[name].own:
+        diagonal = _where_curved(diagonal, begin)
     scales = jax.tree.map(lambda d: 1 / d, diagonal)
     largest = _largest_curvature(problem, name, x, rows, sample, sampler, keys, _PASSES, scales)
     value = jnp.where(largest > 0, largest, 1)
+    if problem.levels[name].own:
+        value = _overshooting(problem, name, x, rows, sample, sampler, scales, largest)
+    if problem.levels[name].sign == 0:
+        value = _contracting(problem, name, x, rows, sample, sampler, keys, scales, value, _DOUBLINGS)
     return Smoothness(value, scales, jnp.zeros_like(value), jnp.zeros((), bool), inverse)
 
 
@@ -129,7 +154,7 @@ def renew_smoothness(
     problem: Problem,
     name: str,
     x: PyTree,
-    y: PyTree,
+    y: dict[str, PyTree],
     sample: Sample,
     sampler: Sampler,
     known: Smoothness,
@@ -144,7 +169,7 @@ def renew_smoothness(
       problem: the problem.
       name: the level.
       x: where to look.
-      y: where to look, for the slots of the sample.
+      y: per level the variables of the sample's slots, where to look.
       sample: the blocks and rows to look at.
       sampler: the plan of sampling.
       known: the estimate so far.
@@ -156,6 +181,8 @@ def renew_smoothness(
     look = (problem, name, x, y, sample, sampler, keys)
     before = jax.tree.map(lambda scale: 1 / scale, known.scales)
     found = _diagonal(*look, _RENEWAL_PROBES, before)
+    if problem.levels[name].own:
+        found = _where_curved(found, before)
     # Rows that are rare, but bend g much, must not be forgotten between their visits.
     diagonal = jax.tree.map(
         lambda old, new: old + jnp.where(new > old, _RISE, _FALL) * (new - old), before, found
@@ -163,7 +190,12 @@ def renew_smoothness(
     scales = jax.tree.map(lambda d, like: (1 / d).astype(like.dtype), diagonal, known.scales)
     scales = scales if rescale else known.scales
     largest = _largest_curvature(*look, _RENEWAL_PASSES, scales).astype(known.value.dtype)
+    if problem.levels[name].own:
+        change = _change_of_slope(problem, name, x, y, sample, sampler, scales, known.value)
+        largest = jnp.maximum(largest, change.astype(largest.dtype))
     value = jnp.maximum(largest, _FORGOTTEN * known.value)
+    if problem.levels[name].sign == 0:
+        value = _contracting(*look, scales, value, 1)
     return dataclasses.replace(known, value=value, scales=scales, due=jnp.zeros((), bool))
 
 
@@ -178,7 +210,7 @@ def _diagonal(
     problem: Problem,
     name: str,
     x: PyTree,
-    y: PyTree,
+    y: dict[str, PyTree],
     sample: Sample,
     sampler: Sampler,
     keys: Array,
@@ -192,9 +224,9 @@ def _diagonal(
     """
     roots = jax.tree.map(lambda d: 1 / jnp.sqrt(d), known)
 
-    def one(view: BlockView, y: PyTree, key: Array) -> tuple[PyTree, PyTree]:
+    def one(view: BlockView, y: dict[str, PyTree], key: Array) -> tuple[PyTree, PyTree]:
         def probe(key: Array) -> PyTree:
-            signs = random_like(key, y, jax.random.rademacher)
+            signs = random_like(key, y[name], jax.random.rademacher)
             image = scaled(_product(view, name, y, scaled(signs, roots)), roots)
             return jax.tree.map(jnp.multiply, signs, image)
 
@@ -218,7 +250,7 @@ def _largest_curvature(
     problem: Problem,
     name: str,
     x: PyTree,
-    y: PyTree,
+    y: dict[str, PyTree],
     sample: Sample,
     sampler: Sampler,
     keys: Array,
@@ -230,14 +262,14 @@ def _largest_curvature(
     Few passes give too little, but a step of 2/(3 L) is stable with a third of the true L.
     """
 
-    def one(view: BlockView, y: PyTree, key: Array) -> Array:
+    def one(view: BlockView, y: dict[str, PyTree], key: Array) -> Array:
         def iterate(_: Any, carry: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
             v, _size = carry
             image = scaled(_product(view, name, y, v), scales)
             size = norm(image)
             return jax.tree.map(lambda a: a / jnp.where(size > 0, size, 1).astype(a.dtype), image), size
 
-        start = random_like(key, y)
+        start = random_like(key, y[name])
         start = jax.tree.map(lambda a: a / norm(start).astype(a.dtype), start)
         return jax.lax.fori_loop(0, passes, iterate, (start, jnp.zeros((), norm(start).dtype)))[1]
 
@@ -256,9 +288,138 @@ def unscaled(tree: PyTree, scales: PyTree) -> PyTree:
     return tree if scales is None else scaled(tree, jax.tree.map(lambda scale: 1 / scale, scales))
 
 
-def _product(view: BlockView, name: str, y: PyTree, v: PyTree) -> PyTree:
+def _slope(view: BlockView, name: str, y: dict[str, PyTree], own: PyTree) -> PyTree:
+    """What the variable of a level descends along in one block, at another value of its own."""
+    gradient = jax.grad(lambda own: view.optimised(name, y | {name: own}))(own)
+    return view.problem.levels[name].signed(gradient)
+
+
+def _product(view: BlockView, name: str, y: dict[str, PyTree], v: PyTree) -> PyTree:
     """∇²_yy g v of one block."""
-    return jax.jvp(jax.grad(lambda y: view.g(name, y)), (y,), (v,))[1]
+    return jax.jvp(lambda own: _slope(view, name, y, own), (y[name],), (v,))[1]
+
+
+def _contracting(
+    problem: Problem,
+    name: str,
+    x: PyTree,
+    y: dict[str, PyTree],
+    sample: Sample,
+    sampler: Sampler,
+    keys: Array,
+    scales: PyTree,
+    value: Array,
+    most: int,
+) -> Array:
+    """L of a saddle point, doubled until steps of 2/(3 L) contract in every block; at most so often.
+
+    Where p and q are coupled more strongly than they are curved, y circles around the saddle point, and only
+    steps that are short beside the curvature come nearer. The longest that do so make no headway: so L is
+    doubled once more.
+    """
+
+    def one(view: BlockView, y: dict[str, PyTree], key: Array, value: Array) -> Array:
+        step = _SAFE / value
+
+        def iterate(_: Any, e: PyTree) -> PyTree:
+            image = scaled(_product(view, name, y, e), scales)
+            return jax.tree.map(lambda a, b: a - step.astype(a.dtype) * b, e, image)
+
+        half = jax.lax.fori_loop(0, _PASSES, iterate, random_like(key, y[name]))
+        return norm(jax.lax.fori_loop(0, _PASSES, iterate, half)) / norm(half)
+
+    def growth(value: Array) -> Array:
+        every = jnp.broadcast_to(value, keys.shape[:1])
+        return sampler.largest(jnp.max(each_block(problem, x, sample, one, y, keys, every)))
+
+    def grows(carry: tuple[Array, Array]) -> Array:
+        return ~(growth(carry[0]) < 1) & (carry[1] < most)
+
+    found, count = jax.lax.while_loop(
+        grows, lambda carry: (2 * carry[0], carry[1] + 1), (value, jnp.zeros((), jnp.int32))
+    )
+    return jnp.where(count > 0, 2 * found, found)
+
+
+def _overshooting(
+    problem: Problem,
+    name: str,
+    x: PyTree,
+    y: dict[str, PyTree],
+    sample: Sample,
+    sampler: Sampler,
+    scales: PyTree,
+    local: Array,
+) -> Array:
+    """L of variables that optimise f: raised from the local curvature until no step overshoots."""
+
+    def shorten(_: Any, value: Array) -> Array:
+        change = _change_of_slope(problem, name, x, y, sample, sampler, scales, value)
+        return jnp.maximum(value, change.astype(value.dtype))
+
+    return jax.lax.fori_loop(0, _SHORTER, shorten, jnp.where(local > 0, local, 1))
+
+
+def _guess(
+    problem: Problem,
+    name: str,
+    x: PyTree,
+    y: dict[str, PyTree],
+    sample: Sample,
+    sampler: Sampler,
+    axes: int,
+) -> PyTree:
+    """A diagonal for variables that optimise f where it has no curvature: s²/(2 |f|), of a slot.
+
+    It has the units of a curvature, and is that of a parabola with its minimum at f = 0.
+    """
+
+    def one(view: BlockView, y: dict[str, PyTree]) -> tuple[PyTree, Array]:
+        return jax.tree.map(jnp.square, _slope(view, name, y, y[name])), jnp.abs(view.f(y))
+
+    squares, values = each_block(problem, x, sample, one, y)
+    squares = jax.tree.map(lambda a: jnp.mean(a, tuple(range(axes))), squares)
+    squares, value = sampler.mean((squares, jnp.mean(values)))
+
+    def guess(square: Array) -> Array:
+        known = (square > 0) & (value > 0)
+        return jnp.where(known, square / jnp.where(value > 0, 2 * value, 1), 1)
+
+    return jax.tree.map(guess, squares)
+
+
+def _where_curved(diagonal: PyTree, otherwise: PyTree) -> PyTree:
+    """A diagonal, with something else where it is nothing beside its largest entry."""
+    most = jnp.max(jnp.stack([jnp.max(leaf) for leaf in jax.tree.leaves(diagonal)]))
+    return jax.tree.map(
+        lambda d, o: jnp.where(d > _NOTHING * most, d, o.astype(d.dtype)), diagonal, otherwise
+    )
+
+
+def _change_of_slope(
+    problem: Problem,
+    name: str,
+    x: PyTree,
+    y: dict[str, PyTree],
+    sample: Sample,
+    sampler: Sampler,
+    scales: PyTree,
+    value: Array,
+) -> Array:
+    """By how much the slope changes along a step that L = `value` allows, as L: a mean over the blocks.
+
+    It is ⟨d, s(y) − s(y − τd)⟩ / (τ ⟨d, D d⟩) with the slope s, d = P s and τ = 2/(3 L).
+    """
+    step = _SAFE / value
+
+    def one(view: BlockView, y: dict[str, PyTree]) -> tuple[Array, Array]:
+        slope = _slope(view, name, y, y[name])
+        d = scaled(slope, scales)
+        then = _slope(view, name, y, jax.tree.map(lambda a, b: a - step.astype(a.dtype) * b, y[name], d))
+        return inner(d, jax.tree.map(jnp.subtract, slope, then)), inner(d, slope)
+
+    change, size = sampler.mean(jax.tree.map(jnp.mean, each_block(problem, x, sample, one, y)))
+    return jnp.where(size > 0, change / jnp.where(size > 0, step * size, 1), 0)
 
 
 def random_like(key: Array, like: PyTree, draw: Any = jax.random.normal) -> PyTree:

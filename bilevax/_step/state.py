@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -70,6 +71,7 @@ class State(eqx.Module):
       multipliers: the levels whose stored v is [∇²_yy g]⁻¹ ∇_y f.
       restraint: factors of the steps; None if the method does not use them.
       centres: the levels whose y is stored as an offset from a(x), each with its a.
+      domains: the sets that the y of some levels are projected onto when they are caught up.
     """
 
     step: Array
@@ -85,6 +87,7 @@ class State(eqx.Module):
     named: bool = eqx.field(static=True)
     multipliers: tuple[str, ...] = eqx.field(static=True, default=())
     centres: tuple[tuple[str, Callable[[PyTree], PyTree]], ...] = eqx.field(static=True, default=())
+    domains: tuple[tuple[str, Callable[..., PyTree]], ...] = eqx.field(static=True, default=())
     store: PyTree = None
     restraint: Restraint | None = None
 
@@ -103,6 +106,18 @@ class State(eqx.Module):
         """x one step earlier; None if the method does not look back."""
         return self.back.from_(self.x, self.z) if isinstance(self.back, Along) else self.back
 
+    def at_rest(self, now: Array) -> State:
+        """The state that does not know where it was one step earlier, if `now` is true; else itself."""
+        if self.back is None:
+            return self
+        before = Along(jnp.zeros_like(self.back.amount)) if isinstance(self.back, Along) else self.x
+        clocks = {name: one.at_rest for name, one in self.clocks.items()}
+        back, clocks = jax.tree.map(
+            lambda new, old: jnp.where(now, new, old), (before, clocks), (self.back, self.clocks)
+        )
+        levels = {name: table.unvisited(now) for name, table in self.levels.items()}
+        return dataclasses.replace(self, back=back, clocks=clocks, levels=levels)
+
     @property
     def average(self) -> PyTree:
         """The average of x that an `averaged` upper step keeps; x itself without one."""
@@ -112,6 +127,8 @@ class State(eqx.Module):
     def y(self) -> PyTree:
         """The lower variables, all caught up with the present step."""
         y = {n: _current_y(memory, self.clocks[n]) for n, memory in self.levels.items()}
+        for name, project in self.domains:
+            y[name] = project(y[name], 1 + jnp.ndim(self.step))  # a state may come out of a vmap
         for name, centre in self.centres:
 
             def position(x: PyTree, offset: PyTree, centre: Any = centre) -> PyTree:

@@ -4,6 +4,7 @@ r"""How a lower level is followed, and where its multiplier v ≈ [∇²_yy g]�
 `TrackedHessian`    H tracks ∇²_yy g, its eigenvalues kept ≥ λ; v = H⁻¹ ∇_y f
 `TrackedSolve`      v itself descends φ(v) = ½ vᵀ∇²_yy g v − vᵀ∇_y f along the tracked u ≈ ∇φ
 `Identity`          a mean level, whose Hessian is the identity: v = ∇_y f
+`Optimised`         a block's own variables, which optimise f: there is no v
 ==================  =========================================================================
 
 Lists hold one entry per point: [now] or [now, before].
@@ -24,17 +25,15 @@ from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import Sample
 from bilevax._problem.signs import signs
 from bilevax._problem.view import each_block
-from bilevax._step.clocks import CompensatedSum
+from bilevax._step.clocks import Clock, CompensatedSum
 from bilevax._step.estimators import moving_average, msvr
 from bilevax._step.lagrangian import Gradients, Point, hessians
 from bilevax._step.linear_algebra import flatten_slots, raise_eigenvalues, run_if, solve, unflatten_slots
 from bilevax._step.oracles import Oracles
-from bilevax._step.slots import Memory, Moving, project_ball
+from bilevax._step.slots import NEVER, Memory, Moving, project_ball
 from bilevax._step.smoothness import scaled
 from bilevax._step.visit import Look, Visit
 from bilevax._util.trees import PyTree, combine, inner, result_dtype, where_slot, zeros_like
-
-NEVER = -2  # a last visit that no step's predecessor equals
 
 
 def track(tracked: PyTree, samples: list[PyTree], alpha: Array, gamma: Array | None) -> PyTree:
@@ -55,12 +54,14 @@ class Tracker:
     Class attributes:
       needs_upper_gradient: whether `directions` needs ∇_y f.
       multiplier: whether the stored v is the multiplier [∇²_yy g]⁻¹ ∇_y f.
+      indefinite: whether it also follows saddle points of g, whose Hessian is not definite.
       coefficients: the coefficients that a step needs, estimated where the user leaves them out.
       oracles: what a visit asks of g at one point.
     """
 
     needs_upper_gradient: ClassVar[bool] = False
     multiplier: ClassVar[bool] = False
+    indefinite: ClassVar[bool] = False
     coefficients: ClassVar[frozenset[str]] = frozenset()
     oracles: ClassVar[Oracles] = Oracles(gradients=1, products=1)
 
@@ -94,6 +95,11 @@ class Tracker:
     def lag(self, visit: Visit, look: Look) -> Array:
         """By how much f would fall if y were y(x), to first order, over the visited slots; 0 if not known."""
         return jnp.zeros(())
+
+    @property
+    def a_step_behind(self) -> Tracker:
+        """The tracker whose variables move along what was tracked before this step's refresh."""
+        return self
 
 
 class Identity(Tracker):
@@ -134,10 +140,34 @@ class Identity(Tracker):
         return inner(look.v[0][name], combine((1, look.points[0].y[name]), (-1, seen.v[name])))
 
 
+@dataclasses.dataclass(frozen=True)
 class Descent(Tracker):
-    """An argmin level: y descends along s, which tracks ∇_y g. The trackers below add v."""
+    """y descends along s, which tracks ∇_y g. The trackers below add v.
+
+    Attributes:
+      refreshed: whether a visited slot moves along the s (and u) that this step refreshed, or along those
+        from before.
+    """
 
     coefficients = frozenset({"lower_step"})
+
+    refreshed: bool = True
+
+    @property
+    def a_step_behind(self) -> Tracker:
+        return dataclasses.replace(self, refreshed=False)
+
+    def resting(self, value: PyTree, lazy: bool) -> Moving:
+        """A variable that does not move yet."""
+        slots, dtype = jax.tree.leaves(value)[0].shape[0], result_dtype(value)
+        stamp = CompensatedSum(jnp.zeros((slots,), dtype), jnp.zeros((slots,), dtype)) if lazy else None
+        return Moving(value, zeros_like(value), stamp, None if self.refreshed else zeros_like(value))
+
+    def moved(
+        self, visit: Visit, old: Moving, value: PyTree, slope: PyTree, clock: Clock, step: Any
+    ) -> Moving:
+        """What to store of a variable that has this value now and whose slope was refreshed."""
+        return visit.move(value, slope, clock, step, None if self.refreshed else old.slope)
 
     def recall(self, visit: Visit) -> list[PyTree]:
         return visit.recall(visit.rows.y, visit.clocks.y)
@@ -150,7 +180,8 @@ class Descent(Tracker):
         """y and s after this step."""
         rates, samples = visit.rates, [self._scaled_lower(one, visit) for one in look.gradients]
         s = track(visit.rows.y.slope, samples, rates.alpha, rates.gamma)
-        return visit.move(look.points[0].y[visit.name], s, visit.clocks.y, rates.lower_step)
+        y = look.points[0].y[visit.name]
+        return self.moved(visit, visit.rows.y, y, s, visit.clocks.y, rates.lower_step)
 
     def lag(self, visit: Visit, look: Look) -> Array:
         """⟨∇_y f, [∇²_yy g]⁻¹ ∇_y g⟩ = ⟨v, ∇_y g⟩."""
@@ -161,23 +192,67 @@ class Descent(Tracker):
         return look.v[0][visit.name]
 
     def _scaled_lower(self, seen: Gradients, visit: Visit) -> PyTree:
-        return scaled(self.lower_gradient(seen, visit), visit.rates.lower_scales)
+        return scaled(visit.signed(self.lower_gradient(seen, visit)), visit.rates.lower_scales)
 
     def first_y(self, visit: Visit, look: Look) -> Moving:
         """y where it starts, and s from the first sample."""
         slope = self._scaled_lower(look.gradients[0], visit)
-        return Moving(look.points[0].y[visit.name], slope, visit.rows.y.stamp)
+        return dataclasses.replace(visit.rows.y, value=look.points[0].y[visit.name], slope=slope)
+
+
+class Optimised(Descent):
+    """A block's own variables: y descends along s, which tracks ∂ℓ/∂y (−∂ℓ/∂y, if y maximises f)."""
+
+    oracles = Oracles()  # the gradient of f by y is counted with f
+
+    def blank(self, y: PyTree, corrected: bool, lazy: bool, smoothness: Any) -> Memory:
+        looks_back = corrected and not lazy
+        previous, visit = (y, _never(y)) if looks_back else (None, None)
+        return Memory(y=self.resting(y, lazy), previous=previous, visit=visit)
+
+    def first(self, visit: Visit, look: Look) -> Memory:
+        rows, y = visit.rows, self.first_y(visit, look)
+        return Memory(y=y, previous=None if rows.previous is None else y.value, visit=rows.visit)
+
+    def recall(self, visit: Visit) -> list[PyTree]:
+        rows = visit.rows
+        if visit.corrected and not visit.lazy:  # a step that was projected cannot be undone
+            return [rows.y.value, where_slot(visit.recent, rows.previous, rows.y.value)]
+        recalled = super().recall(visit)
+        return [visit.bounded(y) for y in recalled] if visit.lazy else recalled
+
+    def directions(self, visit: Visit, by_y: list[PyTree]) -> list[PyTree]:
+        return [None for _ in by_y]
+
+    def lower_gradient(self, seen: Gradients, visit: Visit) -> PyTree:
+        """The sample of the gradient of what y optimises: ∂ℓ/∂y."""
+        return seen.y[visit.name]
+
+    def refresh(self, visit: Visit, look: Look) -> tuple[Memory, Array]:
+        moved = self.refresh_y(visit, look)
+        if not visit.lazy:
+            moved = dataclasses.replace(moved, value=visit.bounded(moved.value))
+        previous = None if visit.rows.previous is None else look.points[0].y[visit.name]
+        return Memory(y=moved, previous=previous, visit=visit.stamped), jnp.zeros((), jnp.int32)
+
+    def lag(self, visit: Visit, look: Look) -> Array:
+        """0: to first order, f does not change with y where y is optimal."""
+        return jnp.zeros(())
 
 
 class TrackedSolve(Descent):
-    """v descends along u, which tracks ∇²_yy g v − ∇_y f; ‖v‖ ≤ radius."""
+    """v descends along u, which tracks ∇²_yy g v − ∇_y f; ‖v‖ ≤ radius.
+
+    At a saddle point of g, the entries of u that belong to what maximises g are negated, as those of s are.
+    """
 
     multiplier = True
+    indefinite = True
     oracles = Oracles(gradients=1, products=2)
 
     def blank(self, y: PyTree, corrected: bool, lazy: bool, smoothness: Any) -> Memory:
         visit = _never(y) if corrected and not lazy else None
-        return Memory(y=_resting(y, lazy), v=_resting(self.first_v(y), lazy), visit=visit)
+        return Memory(y=self.resting(y, lazy), v=self.resting(self.first_v(y), lazy), visit=visit)
 
     def first_v(self, y: PyTree) -> PyTree:
         """Where v starts."""
@@ -188,12 +263,12 @@ class TrackedSolve(Descent):
         return _minus(seen.y[visit.name])
 
     def _scaled_solve(self, seen: Gradients, visit: Visit) -> PyTree:
-        return scaled(self.solve_gradient(seen, visit), visit.rates.inverse_scales)
+        return scaled(visit.signed(self.solve_gradient(seen, visit)), visit.rates.inverse_scales)
 
     def first(self, visit: Visit, look: Look) -> Memory:
         assert visit.rows.v is not None
         u = self._scaled_solve(look.gradients[0], visit)
-        v = Moving(visit.rows.v.value, u, visit.rows.v.stamp)
+        v = dataclasses.replace(visit.rows.v, slope=u)
         return Memory(y=self.first_y(visit, look), v=v, visit=visit.rows.visit)
 
     def directions(self, visit: Visit, by_y: list[PyTree]) -> list[PyTree]:
@@ -206,9 +281,10 @@ class TrackedSolve(Descent):
         assert rows.v is not None
         samples = [self._scaled_solve(one, visit) for one in look.gradients]
         u = track(rows.v.slope, samples, rates.alpha_bar, rates.gamma_bar)
-        moved = visit.move(look.v[0][visit.name], u, visit.clocks.v, rates.inverse_step)
+        moved = self.moved(visit, rows.v, look.v[0][visit.name], u, visit.clocks.v, rates.inverse_step)
         if not visit.lazy:
-            moved = Moving(project_ball(moved.value, rates.radius, visit.slot_axes), u, None)
+            inside = project_ball(moved.value, rates.radius, visit.slot_axes)
+            moved = dataclasses.replace(moved, value=inside)
         memory = Memory(y=self.refresh_y(visit, look), v=moved, visit=visit.stamped)
         return memory, jnp.zeros((), jnp.int32)
 
@@ -226,7 +302,7 @@ class TrackedHessian(Descent):
     def blank(self, y: PyTree, corrected: bool, lazy: bool, smoothness: Any) -> Memory:
         hessian = scaled_identities(y, smoothness)
         previous, visit = (hessian, _never(y)) if corrected else (None, None)
-        return Memory(y=_resting(y, lazy), hessian=hessian, previous=previous, visit=visit)
+        return Memory(y=self.resting(y, lazy), hessian=hessian, previous=previous, visit=visit)
 
     def prepare(self, visit: Visit, problem: Problem, point: Point, sample: Sample) -> Visit:
         sampled = hessians(problem, visit.name, point, sample)
@@ -303,13 +379,6 @@ def _signs(look: Look, name: str) -> PyTree:
 def _never(y: PyTree) -> Array:
     """The last visit of slots that were never visited."""
     return jnp.full((jax.tree.leaves(y)[0].shape[0],), NEVER, jnp.int32)
-
-
-def _resting(value: PyTree, lazy: bool) -> Moving:
-    """A variable that does not move yet."""
-    slots, dtype = jax.tree.leaves(value)[0].shape[0], result_dtype(value)
-    stamp = CompensatedSum(jnp.zeros((slots,), dtype), jnp.zeros((slots,), dtype)) if lazy else None
-    return Moving(value, zeros_like(value), stamp)
 
 
 def _minus(tree: PyTree) -> PyTree:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from bilevax._problem.levels import Level
 from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import Sample
 from bilevax._step.clocks import Clock, Clocks
@@ -41,6 +42,7 @@ class Visit(eqx.Module):
       corrected: whether the method also looks at time t−1.
       lazy: whether all slots move, caught up when visited; else only the visited ones move.
       slot_axes: how many leading axes of `rows` count slots.
+      level: the level itself.
     """
 
     rows: Memory
@@ -51,6 +53,7 @@ class Visit(eqx.Module):
     corrected: bool = eqx.field(static=True)
     lazy: bool = eqx.field(static=True)
     slot_axes: int = eqx.field(static=True)
+    level: Level | None = None
 
     @property
     def recent(self) -> Array:
@@ -62,6 +65,14 @@ class Visit(eqx.Module):
         """The `visit` to store."""
         return None if self.rows.visit is None else jnp.broadcast_to(self.step, self.rows.visit.shape)
 
+    def signed(self, slope: PyTree) -> PyTree:
+        """What y descends along, from the gradient of what it optimises; see `Level.signed`."""
+        return slope if self.level is None else self.level.signed(slope)
+
+    def bounded(self, y: PyTree) -> PyTree:
+        """y projected onto the set of its level, if that has one."""
+        return y if self.level is None else self.level.bounded(y, self.slot_axes)
+
     def recall(self, moving: Moving, clock: Clock) -> list[PyTree]:
         """A moving variable at times t and t−1."""
         now = moving.at(clock.now)
@@ -69,15 +80,19 @@ class Visit(eqx.Module):
             return [now]
         if self.lazy:
             return [now, moving.at(clock.before)]
-        undone = combine((1, moving.value), (clock.now - clock.before, moving.slope))
+        undone = combine((1, moving.value), (clock.now - clock.before, moving.last_slope))
         return [now, where_slot(self.recent, undone, moving.value)]
 
-    def move(self, value: PyTree, slope: PyTree, clock: Clock, step: Array) -> Moving:
-        """What to store of a variable that has this value now and moves along this slope."""
-        if self.lazy:
-            shape = jax.tree.leaves(value)[0].shape[: self.slot_axes]
+    def move(self, value: PyTree, slope: PyTree, clock: Clock, step: Array, earlier: PyTree = None) -> Moving:
+        """What to store of a variable that has this value now and moves along this slope.
+
+        With an `earlier` slope it takes the present step along that one, and only then turns.
+        """
+        shape = jax.tree.leaves(value)[0].shape[: self.slot_axes]
+        if self.lazy and earlier is None:
             return Moving(value, slope, clock.stamp(shape))
-        return Moving(combine((1, value), (-step, slope)), slope, None)
+        moved = combine((1, value), (-step, slope if earlier is None else earlier))
+        return Moving(moved, slope, clock.advance(step).stamp(shape) if self.lazy else None, earlier)
 
 
 class Look(NamedTuple):

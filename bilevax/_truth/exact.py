@@ -16,11 +16,14 @@ import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
+from bilevax._problem.levels import Level
 from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import Sample, Sampler, all_rows
 from bilevax._problem.view import BlockView, each_block
 from bilevax._step.lagrangian import Point, gradients, upper_gradients
 from bilevax._step.slots import gather
+from bilevax._truth.own_solve import Minimised, own_levels, solve_own
+from bilevax._truth.saddle_solve import indefinite_inverse, solve_saddle
 from bilevax._util.trees import PyTree, combine, norm, result_dtype, zeros_like
 
 _DENSE = 512  # the largest d_y whose Hessians are formed
@@ -86,11 +89,16 @@ def upper_mean(problem: Problem, x: PyTree, y: dict[str, PyTree], plan: Accuracy
 
 
 @eqx.filter_jit
-def slopes_by_v(problem: Problem, x: PyTree, y: dict[str, PyTree], plan: Accuracy) -> dict[str, PyTree]:
-    """∂ℓ/∂v of every block: −∇_y g_i for an argmin level."""
+def lower_slopes(problem: Problem, x: PyTree, y: dict[str, PyTree], plan: Accuracy) -> dict[str, PyTree]:
+    """−∇_y g_i of every block for an argmin level, c_i for a mean level.
+
+    For variables that optimise f it is ∇_y f_i; on a set, the step that is left of it, y − Π(y − ∇_y f_i).
+    """
 
     def look(sample: Sample, y: dict[str, PyTree]) -> dict[str, PyTree]:
-        return gradients(problem, Point(x, y), zeros_like(y), sample).v
+        seen = gradients(problem, Point(x, y), zeros_like(y), sample)
+        own = {n: _own_slope(level, y[n], seen.y[n]) for n, level in problem.levels.items() if level.own}
+        return seen.v | own
 
     return _in_groups(problem, plan, look, y)
 
@@ -143,7 +151,8 @@ def _checked(found: dict[str, Any], plan: Accuracy, what: str, remedy: str) -> d
             f"lower level {name!r} of block {worst} {what} = {residual[worst]:.3g}, expected at most "
             f"{plan.tolerance * scale[worst]:.3g} (tolerance {plan.tolerance:g} × scale {scale[worst]:.3g}). "
             f"{bad.sum()} of {bad.size} blocks failed, this one by most. g must be smooth and strongly "
-            f"convex in y; if it is, try {remedy} or a larger tolerance"
+            f"convex in y (at a saddle level, strongly concave in what maximises it); if it is, try {remedy} "
+            "or a larger tolerance"
         )
     return {name: value for name, (value, _) in found.items()}
 
@@ -153,7 +162,15 @@ def _solve(problem: Problem, x: PyTree, start: dict[str, PyTree], plan: Accuracy
     """By level y(x), and per block ‖∇_y g‖ and the scale to compare it with."""
 
     def one(view: BlockView, y: dict[str, PyTree]) -> dict[str, Any]:
-        return {name: _solve_one(view, name, y[name], plan) for name in problem.levels}
+        own = own_levels(view)
+        found = {name: _solve_one(view, name, y[name], plan) for name in problem.levels if name not in own}
+        if own:
+            others = {name: value for name, (value, _) in found.items()}
+            best = solve_own(
+                view, others, {n: y[n] for n in own}, lambda value, flat: _own_minimum(value, flat, plan)
+            )
+            found |= {name: (best.y[name], (best.residual, best.scale)) for name in own}
+        return found
 
     return _in_groups(problem, plan, lambda sample, y: each_block(problem, x, sample, one, y), start)
 
@@ -162,6 +179,10 @@ def _solve_one(view: BlockView, name: str, y: PyTree, plan: Accuracy) -> tuple[P
     if not view.problem.levels[name].has_hessian:
         return view.c(name), _exact(view.x)
     flat, unravel = ravel_pytree(y)
+    if view.problem.levels[name].sign == 0:
+        found = solve_saddle(view, name, y)
+        residual = jnp.where(found.good, found.residual, jnp.nan)
+        return unravel(found.y), (residual, found.scale)
     flat, sizes = _minimise(lambda flat: view.g(name, unravel(flat)), flat, plan)
     return unravel(flat), sizes
 
@@ -182,14 +203,22 @@ def _invert(problem: Problem, x: PyTree, y: dict[str, PyTree], plan: Accuracy) -
 def _invert_one(
     view: BlockView, name: str, y: PyTree, by_y: PyTree, plan: Accuracy
 ) -> tuple[PyTree, tuple[Array, Array]]:
-    if not view.problem.levels[name].has_hessian:
+    if not view.problem.levels[name].has_hessian:  # variables that optimise f have no multiplier
         return by_y, _exact(view.x)
     flat, unravel = ravel_pytree(y)
     right = ravel_pytree(by_y)[0]
     gradient = jax.grad(lambda flat: view.g(name, unravel(flat)))
-    v = _system(gradient, flat, right, plan)
+    if view.problem.levels[name].sign == 0:
+        v = indefinite_inverse(gradient, flat)(right)
+    else:
+        v = _system(gradient, flat, right, plan)
     _, push = jax.linearize(gradient, flat)
     return unravel(v), (norm(push(v) - right), norm(right) + norm(push(_unit(v))) * norm(v))
+
+
+def _own_minimum(value: Callable[[Array], Array], start: Array, plan: Accuracy) -> Minimised:
+    found, (residual, scale) = _minimise(value, start, plan)
+    return Minimised(found, residual, scale, residual)
 
 
 def _minimise(
@@ -276,6 +305,12 @@ def _system(gradient: Callable[[Array], Array], y: Array, right: Array, plan: Ac
     fine = max(1e-2 * plan.tolerance, 20 * float(jnp.finfo(y.dtype).eps))
     method = lineax.CG(rtol=fine, atol=fine, norm=norm)
     return size * boost * lineax.linear_solve(operator, unit, method, throw=False).value
+
+
+def _own_slope(level: Level, y: PyTree, slope: PyTree) -> PyTree:
+    if not level.is_bounded:
+        return slope
+    return combine((1, y), (-1, level.bounded(combine((1, y), (-1, level.signed(slope))))))
 
 
 def _exact(x: PyTree) -> tuple[Array, Array]:

@@ -6,6 +6,7 @@ small beside those of a run.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import equinox as eqx
@@ -18,7 +19,9 @@ from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import all_rows
 from bilevax._problem.view import BlockView, each_block
 from bilevax._step.lagrangian import Point, gradients
-from bilevax._truth.lower_solve import solve_lower_problem
+from bilevax._truth.lower_solve import Solved, solve_lower_problem
+from bilevax._truth.own_solve import Minimised, own_levels, solve_own
+from bilevax._truth.saddle_solve import indefinite_inverse, solve_saddle
 from bilevax._util.trees import PyTree, combine, norm
 
 _ENTRIES = 2**22  # of the rows of all blocks that are solved at once
@@ -100,19 +103,42 @@ def require_slot_per_block(problem: Problem, caller: str) -> None:
 def _solve(view: BlockView, y: dict[str, PyTree]) -> tuple[dict[str, PyTree], dict[str, PyTree], Array]:
     """y(x) and [∇²_yy g]⁻¹ ∇_y f of every level, and by how much f would change by another Newton step."""
     best, solved = {}, {}
+    own = own_levels(view)
     for name in y:
+        if name in own:
+            continue
         if view.problem.levels[name].has_hessian:
             flat, unravel = ravel_pytree(y[name])
-            solved[name] = solve_lower_problem(lambda flat, n=name, u=unravel: view.g(n, u(flat)), flat)
+            if view.problem.levels[name].sign == 0:
+                solved[name] = saddle_problem(view, name, y[name])
+            else:
+                solved[name] = solve_lower_problem(lambda flat, n=name, u=unravel: view.g(n, u(flat)), flat)
             best[name] = unravel(solved[name].y)
         else:
             best[name] = view.c(name)
-    multipliers, left = jax.grad(view.f)(best), jnp.zeros(())
+    left = jnp.zeros(())
+    if own:
+        found = solve_own(view, best, {name: y[name] for name in own}, _own_minimum)
+        best, left = best | found.y, found.left
+    multipliers = jax.grad(view.f)(best)
     for name, found in solved.items():
         slope, unravel = ravel_pytree(multipliers[name])
         multipliers[name] = unravel(found.inverse(slope))
         left += jnp.abs(jnp.vdot(slope, found.move))
     return best, multipliers, left
+
+
+def saddle_problem(view: BlockView, name: str, y: PyTree) -> Solved:
+    """One saddle point, as `solve_lower_problem` returns a minimiser."""
+    found, (_, unravel) = solve_saddle(view, name, y), ravel_pytree(y)
+    inverse = indefinite_inverse(jax.grad(lambda flat: view.g(name, unravel(flat))), found.y)
+    return Solved(found.y, jnp.where(found.good, found.move, jnp.nan), inverse)
+
+
+def _own_minimum(value: Callable[[Array], Array], start: Array) -> Minimised:
+    found = solve_lower_problem(value, start)
+    slope = jax.grad(value)(found.y)
+    return Minimised(found.y, norm(slope), norm(slope), jnp.abs(jnp.vdot(slope, found.move)))
 
 
 def _relative(tracked: PyTree, true: PyTree) -> Array:

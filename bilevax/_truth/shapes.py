@@ -18,10 +18,13 @@ _Shape = tuple[int, ...]
 
 
 def inferred(problem: Problem, sampler: Sampler, x: PyTree, given: dict[str, PyTree]) -> dict[str, PyTree]:
-    """Zeros for the argmin levels without a start, in the only shape that the user's functions accept."""
-    missing = [n for n, level in problem.levels.items() if level.has_hessian and given[n] is None]
+    """Zeros for the levels without a start, in the only shape that the user's functions accept."""
+    missing = [n for n, level in problem.levels.items() if not level.is_value and given[n] is None]
     if not missing:
         return {}
+    for name in missing:
+        if problem.levels[name].sign == 0:
+            raise ValueError(f"y0 must be given for the saddle level {name!r}, a pair (p, q), got None")
     sample = sampler.one_block(problem, None)
     lengths = _lengths(sample, x)
     if any(batch.weight is not None for batch in (sample.upper, *sample.lower.values())):
@@ -34,7 +37,8 @@ def inferred(problem: Problem, sampler: Sampler, x: PyTree, given: dict[str, PyT
     choices = [choice for choice in choices if _ranks(choice) == first]
     if len(choices) == 1:
         found = zip(missing, choices[0], strict=True)
-        return {n: jnp.zeros((problem.count, *shape), result_dtype(x)) for n, shape in found}
+        zeros = {n: jnp.zeros((problem.count, *shape), result_dtype(x)) for n, shape in found}
+        return {n: problem.levels[n].bounded(zero) for n, zero in zeros.items()}
     ask = f"So give y0, with a leading axis of {problem.count} (one entry per block)"
     if choices:
         named = [", ".join(f"{n!r}: {s}" for n, s in zip(missing, choice, strict=True)) for choice in choices]
@@ -88,14 +92,16 @@ def _accepted(
     def abstract(shape: _Shape) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((1, *shape), result_dtype(x))
 
-    means = [n for n, level in problem.levels.items() if not level.has_hessian]
+    means = [n for n, level in problem.levels.items() if level.is_value]
     known = {n: _traced(lambda view, _, n=n: view.c(n), problem, sample, x, None) for n in means} | {
         n: jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape[1:]), a.dtype), tree)
         for n, tree in given.items()
         if tree is not None
     }
     by_lower = [
-        [shape for shape in shapes if fits(lambda view, y, n=n: view.g(n, y), abstract(shape))]
+        shapes
+        if problem.levels[n].own
+        else [shape for shape in shapes if fits(lambda view, y, n=n: view.g(n, y), abstract(shape))]
         for n in missing
     ]
     choices = [

@@ -79,6 +79,12 @@ def whole_number(name: str, value: Any, least: int, most: int | None = None) -> 
     return int(value)
 
 
+def flag(name: str, value: Any) -> None:
+    """Raises if a value is not True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
 def is_traced(value: Any) -> bool:
     """Whether a value is a tracer: it is known only when the program runs."""
     return isinstance(value, Tracer)

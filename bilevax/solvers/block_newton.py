@@ -80,6 +80,9 @@ class BlockNewton(Recipe):
         given = evaluate(self.alpha, state.step, name)
         weight: Any = first(given, evaluate(_left_out(problem, state.sampler, name, touched), state.step))
         alpha = weight * 0.5**stage * state.lower_factor
+        if problem.levels[name].own:  # a step along the newest gradient, no longer than its curvature allows
+            known = state.smoothness[name]
+            return Rates(1.0, None, None, None, alpha / known.value, None, None, None, known.scales, None)
         return Rates(alpha, None, alpha, *[None] * 7)
 
     def coefficients_at(self, problem: Problem, state: State) -> dict[str, object]:

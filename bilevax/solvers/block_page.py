@@ -107,7 +107,7 @@ class BlockPAGE(Recipe):
         If there are mean levels, `shuffle` is ignored. Their y_i jump when they are visited, and z learns of
         it only where a block is visited twice in a row, which shuffled epochs avoid.
         """
-        if not all(level.has_hessian for level in problem.levels.values()):
+        if any(level.is_value for level in problem.levels.values()):
             sampler = dataclasses.replace(sampler, shuffle=False)
         return super().start(problem, x0, y0, sampler)
 
@@ -153,7 +153,7 @@ class BlockPAGE(Recipe):
             seen = whole.look(problem, state, sample, visits)
             for name, tracker in whole.trackers(problem).items():
                 rows, _ = tracker.refresh(visits[name], seen)
-                if not problem.levels[name].has_hessian:  # z belongs to the y from before, as in every step
+                if problem.levels[name].is_value:  # z belongs to the y from before, as in every step
                     rows = Memory(y=rows.y, previous=visits[name].rows.y, visit=rows.visit)
                 slots = after(blocks, problem.count, (seen.gradients[0].x, rows.y, rows.v))
                 levels = levels | {name: levels[name].put(slots, rows)}

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import KW_ONLY
 
+import equinox as eqx
 from jax import Array
 
+from bilevax._problem.levels import Level
 from bilevax._step.coefficients import Coefficient
-from bilevax._step.trackers import TrackedHessian
+from bilevax._step.trackers import TrackedHessian, Tracker
+from bilevax._util import checks
 from bilevax.solvers.recipe import Recipe
 from bilevax.solvers.upper import UpperStep
 
@@ -39,8 +42,10 @@ class BSVRBv1(Recipe):
       gamma: γ; left out, (m−I)/(I(1−α)) + (1−α), at most 10.
       gamma_bar: γ̄; left out, γ if that is given, else the same formula with ᾱ.
       floor: λ, the least eigenvalue of H; left out, half the least curvature that the first batches show.
+      refreshed: False moves y along s_t, as line 8 of Algorithm 1 is printed, and not along the s_{t+1} that
+        this step has refreshed, as the paper's delayed update and its code do.
 
-    All but `upper_step` and `beta` may be dicts by lower level.
+    All but `upper_step`, `beta` and `refreshed` may be dicts by lower level.
 
     Example:
       >>> import bilevax as bx
@@ -60,7 +65,16 @@ class BSVRBv1(Recipe):
     gamma: Coefficient | None = None
     gamma_bar: Coefficient | None = None
     floor: Coefficient | None = None
+    refreshed: bool = eqx.field(static=True, default=True)
 
     corrected = True
     lazy = True
     curvature = TrackedHessian()
+
+    def __check_init__(self) -> None:
+        checks.flag("refreshed", self.refreshed)
+
+    def tracker(self, level: Level) -> Tracker | None:
+        """That of the recipe, which a run with `refreshed=False` follows a step behind."""
+        found = super().tracker(level)
+        return found if self.refreshed or found is None else found.a_step_behind

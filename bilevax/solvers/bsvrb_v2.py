@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import KW_ONLY
 
+import equinox as eqx
 from jax import Array
 
+from bilevax._problem.levels import Level
 from bilevax._step.coefficients import Coefficient
-from bilevax._step.trackers import TrackedSolve
+from bilevax._step.trackers import TrackedSolve, Tracker
+from bilevax._util import checks
 from bilevax.solvers.recipe import Recipe
 from bilevax.solvers.upper import UpperStep
 
@@ -42,8 +45,11 @@ class BSVRBv2(Recipe):
       gamma: γ; left out, (m−I)/(I(1−α)) + (1−α), at most 10.
       gamma_bar: γ̄; left out, γ if that is given, else the same formula with ᾱ.
       radius: V ≥ ‖v_i‖, e.g. C_fy/λ; left out, v is not projected.
+      refreshed: False moves y and v along s_t and u_t, as lines 8 and 9 of Algorithm 2 are printed, and not
+        along the s_{t+1} and u_{t+1} that this step has refreshed, as the paper's delayed update and its
+        code do.
 
-    All but `upper_step` and `beta` may be dicts by lower level.
+    All but `upper_step`, `beta` and `refreshed` may be dicts by lower level.
 
     Example:
       >>> import bilevax as bx
@@ -64,7 +70,16 @@ class BSVRBv2(Recipe):
     gamma: Coefficient | None = None
     gamma_bar: Coefficient | None = None
     radius: Coefficient | None = None
+    refreshed: bool = eqx.field(static=True, default=True)
 
     corrected = True
     lazy = True
     curvature = TrackedSolve()
+
+    def __check_init__(self) -> None:
+        checks.flag("refreshed", self.refreshed)
+
+    def tracker(self, level: Level) -> Tracker | None:
+        """That of the recipe, which a run with `refreshed=False` follows a step behind."""
+        found = super().tracker(level)
+        return found if self.refreshed or found is None else found.a_step_behind

@@ -31,7 +31,7 @@ def chosen_solver(problem: Problem, solver: AbstractSolver | None, y0: PyTree) -
 
 def _small(name: str, level: Level, y0: PyTree, problem: Problem) -> bool:
     """Whether the Hessians of a level can be stored and factorised."""
-    if not level.has_hessian:
+    if not level.has_hessian:  # there is none to store
         return True
     own = y0.get(name) if problem.named and isinstance(y0, dict) else y0
     size = sum(math.prod(np.shape(leaf)[1:]) for leaf in jax.tree.leaves(own))

@@ -36,6 +36,7 @@ class Pair(TrackedSolve):
     """y descends g; the second variable w, stored in place of v, descends f/ρ + g."""
 
     multiplier = False
+    indefinite = False
     oracles = Oracles(gradients=4)  # of g by x and by y, at y and at w
 
     def first_v(self, y: Any) -> Any:
@@ -69,9 +70,11 @@ class Penalty(Recipe):
         return PenaltyRates(**known, penalty=evaluate(self.penalty, state.step, name))
 
     def scalar(self, view: BlockView, y: Any, v: Any, rates: Any) -> tuple[Array, Array]:
-        """f(w) + Σ ρ (g(w) − g(y)), and f(w); v holds w."""
-        f = view.f(v)
-        return sum((rates[n].penalty * (view.g(n, v[n]) - view.g(n, y[n])) for n in v), f), f
+        """f(w) + Σ ρ (g(w) − g(y)), and f(w); v holds w, and nothing for variables that optimise f."""
+        w = {n: y[n] if one is None else one for n, one in v.items()}
+        f = view.f(w)
+        pairs = [n for n, one in v.items() if one is not None]
+        return sum((rates[n].penalty * (view.g(n, w[n]) - view.g(n, y[n])) for n in pairs), f), f
 
 
 class F2SA(Penalty):

@@ -35,7 +35,8 @@ _NUMBERS = 2**24  # entries of gradients by x that are held at once while the ta
 def parts_of(problem: Problem) -> dict[str, str]:
     """The parts of ℓ, each with the data source of its rows."""
     upper, lower = source_names(problem)
-    return {UPPER: upper} | {source: source for source in dict.fromkeys(lower.values())}
+    terms = [source for name, source in lower.items() if not problem.levels[name].own]
+    return {UPPER: upper} | {source: source for source in dict.fromkeys(terms)}
 
 
 def slopes_of(
@@ -48,8 +49,9 @@ def slopes_of(
 
 
 def levels_of(problem: Problem, part: str) -> list[str]:
-    """The lower levels of a part: those that draw from its source."""
-    return [name for name, source in source_names(problem)[1].items() if source == part]
+    """The lower levels of a part: those with a term of ℓ that draw from its source."""
+    of_lower = source_names(problem)[1].items()
+    return [name for name, source in of_lower if source == part and not problem.levels[name].own]
 
 
 def grouped_sample(
@@ -101,7 +103,7 @@ def filled_table(problem: Problem, state: State, parts: dict[str, Part]) -> dict
         look = _filling(problem, groups, part, source, Point(state.x, y), v)
         out[part] = over_all_blocks(problem.count, look, parts[part], together)
         if part == UPPER:
-            means = {n: out[part].mean.y[n] for n, level in problem.levels.items() if not level.has_hessian}
+            means = {n: out[part].mean.y[n] for n, level in problem.levels.items() if level.is_value}
             v = v | means
     return out
 

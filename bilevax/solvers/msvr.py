@@ -27,6 +27,8 @@ class MSVR(Recipe):
     Args:
       upper_step: η: a float, a schedule of the step number, or an optax transformation of z;
         left out, `automatic_step()`.
+      lower_step: the step of `minimum` and `maximum` levels, along a tracked ∇_y f; left out, 2/(3 L), with a
+        scale for every entry of y; may be a dict by lower level.
       alpha: α in (0, 1].
       beta: β in (0, 1].
       gamma: γ; left out, (m−I)/(I(1−α)) + (1−α), at most 10.
@@ -44,6 +46,7 @@ class MSVR(Recipe):
 
     upper_step: UpperStep | None = None
     _: KW_ONLY
+    lower_step: Coefficient | None = None
     alpha: Coefficient = 0.1
     beta: float | Callable[[Array], Array] = 0.1
     gamma: Coefficient | None = None

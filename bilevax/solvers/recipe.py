@@ -28,7 +28,7 @@ from bilevax._step.ordering import after
 from bilevax._step.slots import Moving
 from bilevax._step.smoothness import renew_smoothness, unscaled
 from bilevax._step.state import Info, State
-from bilevax._step.trackers import Identity, Tracker
+from bilevax._step.trackers import Identity, Optimised, Tracker
 from bilevax._step.visit import Look, Rates, Visit
 from bilevax._util import checks
 from bilevax._util.per_entry import PerEntry
@@ -39,6 +39,7 @@ from bilevax.solvers.start_checks import touched_slots
 from bilevax.solvers.upper import UpperStep, upper_move
 
 MOST_GAMMA = 10.0  # γ left out: (m−I)/(I(1−α)) of hundreds multiplies noise
+MOST_OWN_GAMMA = 1.0  # the same for variables that optimise f: across a kink, changes of ∇f are noise
 STACKED = 2**20  # entries of a point, up to which both points of a step are stacked on an accelerator
 
 
@@ -62,7 +63,8 @@ class Recipe(AbstractSolver):
       rescales: whether the scales of left-out lower steps are renewed during a run; not if estimators never
         forget what they tracked with earlier scales.
       curvature: the tracker of levels with a Hessian; None if the method does not take them.
-      means: the tracker of levels without one; None if the method does not take them.
+      means: the tracker of mean levels; None if the method does not take them.
+      own: the tracker of variables that optimise f itself; None if the method does not take them.
     """
 
     distributed: ClassVar[bool] = True
@@ -71,6 +73,7 @@ class Recipe(AbstractSolver):
     rescales: ClassVar[bool] = True
     curvature: ClassVar[Tracker | None]
     means: ClassVar[Tracker | None] = Identity()
+    own: ClassVar[Tracker | None] = Optimised()
 
     upper_step: eqx.AbstractVar[UpperStep | None]
     alpha: eqx.AbstractVar[Coefficient | None]
@@ -191,7 +194,7 @@ class Recipe(AbstractSolver):
         y = {name: tracker.recall(visits[name])[0] for name, tracker in self.trackers(problem).items()}
         found = {
             name: renew_smoothness(
-                problem, name, state.x, y[name], sample, state.sampler, known, state.step, self.rescales
+                problem, name, state.x, y, sample, state.sampler, known, state.step, self.rescales
             )
             for name, known in state.smoothness.items()
             if known.renewed
@@ -210,6 +213,8 @@ class Recipe(AbstractSolver):
 
     def tracker(self, level: Level) -> Tracker | None:
         """The tracker of a level; None if the method does not take it."""
+        if level.own:
+            return self.own
         return self.curvature if level.has_hessian else self.means
 
     def trackers(self, problem: Problem) -> dict[str, Tracker]:
@@ -218,13 +223,23 @@ class Recipe(AbstractSolver):
         for name, level in problem.levels.items():
             tracker = self.tracker(level)
             if tracker is None:
-                other = "mean" if level.has_hessian else "argmin"
                 raise ValueError(
-                    f"{type(self).__name__} takes {other} lower levels only, got the {level.kind} level "
-                    f"{name!r}: use BSVRBv1 or BSVRBv2"
+                    f"{type(self).__name__} takes {self._kinds()} lower levels only, got the {level.kind} "
+                    f"level {name!r}: use BSVRBv1 or BSVRBv2"
+                )
+            if level.has_hessian and level.sign != 1 and not tracker.indefinite:
+                raise ValueError(
+                    f"{type(self).__name__} needs lower levels whose Hessian is positive definite, got the "
+                    f"{level.kind} level {name!r}: use BlockNewton, MMBO or BSVRBv2"
                 )
             out[name] = tracker
         return out
+
+    def _kinds(self) -> str:
+        """The kinds of level that the method takes, in words."""
+        kinds = {"argmin": self.curvature, "mean": self.means, "minimum": self.own, "maximum": self.own}
+        *first, last = [kind for kind, tracker in kinds.items() if tracker is not None]
+        return f"{', '.join(first)} and {last}" if first else last
 
     def visits(self, problem: Problem, state: State, sample: Sample, stage: Array | int) -> dict[str, Visit]:
         """The touched slots of every level, gathered."""
@@ -238,8 +253,9 @@ class Recipe(AbstractSolver):
                 self.corrected,
                 self.lazy,
                 sample.slots[name].ndim,
+                level,
             )
-            for name in problem.levels
+            for name, level in problem.levels.items()
         }
 
     def look(self, problem: Problem, state: State, sample: Sample, visits: dict[str, Visit]) -> Look:
@@ -283,8 +299,9 @@ class Recipe(AbstractSolver):
         alpha_bar = alpha if given.get("alpha_bar") is None else given["alpha_bar"] * halved
         gamma, gamma_bar = given.get("gamma"), given.get("gamma_bar")
         if self.corrected:
+            most = MOST_OWN_GAMMA if problem.levels[name].own and not self.fixes("alpha") else MOST_GAMMA
             gamma_bar = first(gamma_bar, gamma, jnp.minimum(msvr_gamma(alpha_bar, chance), MOST_GAMMA))
-            gamma = first(gamma, jnp.minimum(msvr_gamma(alpha, chance), MOST_GAMMA))
+            gamma = first(gamma, jnp.minimum(msvr_gamma(alpha, chance), most))
         lower_step: Any = given.get("lower_step")
         inverse_step: Any = given.get("inverse_step")
         lower_scales = inverse_scales = None
@@ -292,7 +309,9 @@ class Recipe(AbstractSolver):
             known = state.smoothness[name]
             lower_step = known.step(chance if self.lazy else 1.0)
             lower_scales, inverse_scales = known.scales, known.scales if known.inverse else None
-        if problem.levels[name].has_hessian:
+        if problem.levels[name].own:
+            lower_step, inverse_step = lower_step * shrunk, None
+        elif problem.levels[name].has_hessian:
             lower_step, inverse_step = lower_step * shrunk, first(inverse_step, lower_step) * shrunk
         floor = first(given.get("floor"), state.floors.get(name))
         radius = given.get("radius")
@@ -308,7 +327,7 @@ class Recipe(AbstractSolver):
             for name in self.coefficients()
         }
         for level, rates in found.items():
-            if rates.lower_scales is not None:
+            if rates.lower_scales is not None and "lower_step" in out:
                 out["lower_step"][level] = PerEntry(rates.lower_step, rates.lower_scales)
             if rates.inverse_scales is not None and "inverse_step" in out:
                 out["inverse_step"].pop(level)  # as y

@@ -63,6 +63,11 @@ class Tracked(eqx.Module):
         """The stored quantities by their letters, causes before effects."""
         return [("s", self.y.slope), ("y", self.y.value), ("H", self.pieces)]
 
+    def unvisited(self, now: Array) -> Tracked:
+        """The memory of blocks that were always where they are, if `now` is true; else itself."""
+        y_before = jax.tree.map(lambda y, old: jnp.where(now, y, old), self.y.value, self.y_before)
+        return dataclasses.replace(self, y_before=y_before)
+
     @property
     def lazy(self) -> set[str]:
         """The letters of the variables that move between visits: none."""
@@ -302,7 +307,7 @@ class RSVRB(AbstractSolver):
 def _only_level(problem: Problem) -> str:
     names = list(problem.levels)
     level = problem.levels[names[0]]
-    if len(names) != 1 or not level.has_hessian or level.slots is not None:
+    if len(names) != 1 or not level.has_hessian or level.sign != 1 or level.slots is not None:
         kinds = {name: one.kind for name, one in problem.levels.items()}
         raise ValueError(f"RSVRB takes one argmin lower level with a slot per block, got {kinds}")
     return names[0]

@@ -35,9 +35,9 @@ def start_state(recipe: Recipe, problem: Problem, x0: PyTree, y0: PyTree, sample
     for name, tracker in trackers.items():
         tracker.check(name, y[name], slot_shape(problem, sampler, name))
     missing = {name: recipe.missing(name, tracker) for name, tracker in trackers.items()}
-    looked = [n for n, level in problem.levels.items() if level.has_hessian and (missing[n] or rows == 0)]
+    looked = [n for n, level in problem.levels.items() if not level.is_value and (missing[n] or rows == 0)]
     smoothness = {
-        n: estimate_smoothness(problem, n, x, y, sampler, recipe.leaves_out("inverse_step", n))
+        n: estimate_smoothness(problem, n, x, y, sampler, recipe.leaves_out("inverse_step", n), estimated)
         for n in looked
     }
     floors = {
@@ -66,6 +66,7 @@ def start_state(recipe: Recipe, problem: Problem, x0: PyTree, y0: PyTree, sample
         named=problem.named,
         multipliers=tuple(name for name, tracker in trackers.items() if tracker.multiplier),
         centres=problem.centre_functions,
+        domains=problem.domains if recipe.lazy else (),
         restraint=Restraint.none(result_dtype(x)),
     )
     return state if rows == 0 else _first_pass(recipe, problem, state, estimated, rows)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bilevax._problem.levels import Level
 from bilevax._problem.problem import Problem
@@ -52,7 +53,7 @@ def checked_start(
             raise ValueError(f"{label} must be given for a level with slots of its own, got None")
         value = level.shape_of_y(name, x, block, rows)
         if value is None:
-            y[name] = _with_slots(label, given[name], slots)
+            y[name] = _with_slots(label, given[name], slots, level.kind)
         else:
             expected = jax.tree.map(lambda a, own=own, n=slots: ((n, *a.shape[len(own) :]), a.dtype), value)
             if given[name] is None:
@@ -60,7 +61,7 @@ def checked_start(
                 shapes = jax.tree.leaves(expected, is_leaf=lambda s: isinstance(s, tuple))
                 y[name] = jax.tree.unflatten(jax.tree.structure(value), [jnp.zeros(*s) for s in shapes])
             else:
-                y[name] = _with_slots(label, given[name], slots)
+                y[name] = _with_slots(label, given[name], slots, level.kind)
                 got = jax.tree.map(lambda a: (a.shape, a.dtype), y[name])
                 if jax.tree.structure(y[name]) != jax.tree.structure(value) or got != expected:
                     raise ValueError(
@@ -68,9 +69,43 @@ def checked_start(
                     )
         one[name] = _of_one_block(y[name], own)
         level.check(name, x, one[name], block, rows)
+        if name not in estimated:
+            _check_feasible(label, name, level, y[name])
         y[name] = level.bounded(y[name])
     checks.scalar_output("upper", problem.upper, x=x, y=problem.view(one), block=block, batch=upper)
     return x, problem.offsets(x, y), frozenset(estimated)
+
+
+def check_feasible(problem: Problem, y0: PyTree) -> None:
+    """Raises if a lower variable that descends within a set starts outside of it."""
+    if not problem.domains or y0 is None:
+        return
+    for name, y in problem.split("y0", y0).items():
+        label, leaves = f"y0[{name!r}]" if problem.named else "y0", jax.tree.leaves(y)
+        if y is not None and all(np.ndim(leaf) and np.shape(leaf)[0] for leaf in leaves):
+            _check_feasible(label, name, problem.levels[name], jax.tree.map(jnp.asarray, y))
+
+
+def _check_feasible(label: str, name: str, level: Level, y: PyTree) -> None:
+    if level.domain is None:
+        return
+    level.domain.check(f"project of the {level.kind} level {name!r}", _of_one_block(y, ()))
+    leaves = jax.tree.leaves(y)
+    if any(checks.is_traced(leaf) or not _is_here(leaf) for leaf in leaves):
+        return
+    for leaf, nearest in zip(leaves, jax.tree.leaves(level.bounded(y)), strict=True):
+        rounding = 100 * float(jnp.finfo(leaf.dtype).eps)
+        far = np.abs(np.asarray(leaf - nearest)) > rounding * (1 + np.abs(np.asarray(leaf)))
+        if far.any():
+            slot = int(np.flatnonzero(far.reshape(far.shape[0], -1).any(1))[0])
+            raise ValueError(
+                f"{label} must start in the set that project= gives, got {np.asarray(leaf)[slot]} in slot "
+                f"{slot}, whose nearest point in the set is {np.asarray(nearest)[slot]}"
+            )
+
+
+def _is_here(leaf: Any) -> bool:
+    return getattr(leaf, "is_fully_addressable", False)
 
 
 def _padded(problem: Problem, sampler: Sampler) -> set[str]:
@@ -86,10 +121,11 @@ def _of_one_block(y: PyTree, own: tuple[int, ...]) -> PyTree:
     return jax.tree.map(lambda a: _shape(a, own + a.shape[1:]), y)
 
 
-def _with_slots(label: str, value: PyTree, slots: int) -> PyTree:
+def _with_slots(label: str, value: PyTree, slots: int, kind: str) -> PyTree:
     if value is None:
         raise ValueError(
-            f"{label} must be given for an argmin level, with a leading axis of {slots} slots, got None"
+            f"{label} must be given for {'an' if kind[0] in 'aeiou' else 'a'} {kind} level, with a leading "
+            f"axis of {slots} slots, got None"
         )
     tree = checks.floating(label, value)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):

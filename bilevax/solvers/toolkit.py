@@ -20,7 +20,7 @@ from bilevax._step.linear_algebra import flatten_slots, raise_eigenvalues, solve
 from bilevax._step.oracles import Oracles
 from bilevax._step.slots import Memory, Moving, project_ball
 from bilevax._step.state import Info, State
-from bilevax._step.trackers import Descent, Identity, TrackedHessian, TrackedSolve, Tracker, track
+from bilevax._step.trackers import Descent, Identity, Optimised, TrackedHessian, TrackedSolve, Tracker, track
 from bilevax._step.visit import Look, Rates, Visit
 from bilevax._util import checks
 from bilevax._util.trees import combine, norm, result_dtype, step_along, where_slot, zeros_like
@@ -44,6 +44,7 @@ __all__ = [
     "Look",
     "Memory",
     "Moving",
+    "Optimised",
     "Oracles",
     "Point",
     "Problem",

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from bilevax.testing.family import Family, Region
+from bilevax.testing.kinds import kinds_blocks
 from bilevax.testing.logistic import logistic_blocks
 from bilevax.testing.means import mean_blocks
 from bilevax.testing.mixture import mixture_blocks
@@ -25,6 +26,7 @@ __all__ = [
     "Family",
     "FamilySettings",
     "Region",
+    "kinds_blocks",
     "logistic_blocks",
     "mean_blocks",
     "mixture_blocks",

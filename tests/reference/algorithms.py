@@ -65,6 +65,26 @@ def restarted(coefficients, first, stages):
     return SimpleNamespace(**staged)
 
 
+def restarting(method, lengths):
+    """RE- as printed (Algorithm 3): a method whose stage k is a run of its own, of lengths[k] steps.
+
+    It starts from the variables and estimators that stage k-1 returned, with x_0 = x_1, y_0 = y_1 and
+    v_0 = v_1. The coefficients are plain numbers, and shrink as in `restarted`.
+    """
+
+    def run(problem, samples, start, coefficients, **given):
+        for k, length in enumerate(lengths):
+            shrunk = {
+                name: value * 2.0 ** (-k * (1.0 if name in WEIGHTS else 0.5 if name in STEPS else 0.0))
+                for name, value in vars(coefficients).items()
+            }
+            start = method(problem, samples[:length], start, constant(**shrunk), **given)
+            samples = samples[length:]
+        return start
+
+    return run
+
+
 def correction(alpha, m, sampled):
     """MSVR's gamma = (m-I)/(I(1-alpha)) + (1-alpha)."""
     if sampled == m:
@@ -162,8 +182,11 @@ def average(hyper, problem, state, sample):
 # --- the paper's methods ------------------------------------------------------
 
 
-def bsvrb_v1(problem, samples, start, coefficients, *, lam):
-    """BSVRB v1 (Algorithm 1): MSVR of g_y and g_yy (sH_compute), STORM of (G_v1), all y_i move."""
+def bsvrb_v1(problem, samples, start, coefficients, *, lam, refreshed=True):
+    """BSVRB v1 (Algorithm 1): MSVR of g_y and g_yy (sH_compute), STORM of (G_v1), all y_i move.
+
+    `refreshed=False` is line 8 as printed, y_{t+1} = y_t - tau_t s_t; else they move along s_{t+1}.
+    """
     now = old = take(start, "x", "y", "s", "H", "z")
     for t, sample in enumerate(samples):
         k = coefficients_at(coefficients, t, problem.m, len(sample.blocks))
@@ -180,19 +203,23 @@ def bsvrb_v1(problem, samples, start, coefficients, *, lam):
         G_old = average(hyper_v1, problem, old, sample)
         new.z = storm(now.z, G_now, G_old, k.beta)
         for i in range(problem.m):
-            new.y[i] = now.y[i] - k.tau * new.s[i]
+            new.y[i] = now.y[i] - k.tau * (new.s[i] if refreshed else now.s[i])
         new.x = now.x - k.eta * new.z
         old, now = now, new
     return now
 
 
-def bsvrb_v2(problem, samples, start, coefficients, *, radius=np.inf, projection="every step"):
+def bsvrb_v2(
+    problem, samples, start, coefficients, *, radius=np.inf, projection="every step", refreshed=True
+):
     """BSVRB v2 (Algorithm 2): MSVR of g_y and grad_v phi (u_update), STORM of (G_v2), all move.
 
     `projection="every step"` is v_{i,t+1} = Pi_V[v_{i,t} - tau_bar_t u_{i,t+1}] for all i and t.
     `projection="once"` is the lazy variant, Pi_V[v_{i,t0} - sum of tau_bar u] with t0 the last
     visit of block i: the steps between two visits are summed before they are projected. The two
     agree while Pi_V is inactive.
+
+    `refreshed=False` is lines 8 and 9 as printed, along s_t and u_t; else along s_{t+1} and u_{t+1}.
     """
     now = old = take(start, "x", "y", "s", "u", "v", "z")
     unprojected = now.v.copy()
@@ -210,10 +237,10 @@ def bsvrb_v2(problem, samples, start, coefficients, *, radius=np.inf, projection
         G_old = average(hyper_v2, problem, old, sample)
         new.z = storm(now.z, G_now, G_old, k.beta)
         for i in range(problem.m):
-            new.y[i] = now.y[i] - k.tau * new.s[i]
+            new.y[i] = now.y[i] - k.tau * (new.s[i] if refreshed else now.s[i])
             if projection == "every step" or i in sample.blocks:
                 unprojected[i] = now.v[i]
-            unprojected[i] = unprojected[i] - k.tau_bar * new.u[i]
+            unprojected[i] = unprojected[i] - k.tau_bar * (new.u[i] if refreshed else now.u[i])
             new.v[i] = project(unprojected[i], radius)
         new.x = now.x - k.eta * new.z
         old, now = now, new

@@ -1,0 +1,65 @@
+"""The saddle point of one block's g."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.flatten_util import ravel_pytree
+
+from bilevax._problem.view import BlockView
+from bilevax._step.linear_algebra import one_by_one
+from bilevax._truth.roots import DENSE, change_scale, find_root, solved_system
+from bilevax._util.trees import PyTree
+
+
+class SaddlePoint(NamedTuple):
+    """A saddle point.
+
+    Attributes:
+      y: where it is, flattened.
+      residual: the size of the gradient there.
+      scale: what to compare that with.
+      move: the Newton step that is left.
+      good: whether g is convex there in what minimises it, and concave in what maximises it.
+    """
+
+    y: Array
+    residual: Array
+    scale: Array
+    move: Array
+    good: Array
+
+
+def solve_saddle(view: BlockView, name: str, y: PyTree) -> SaddlePoint:
+    """The saddle point of a level in one block, from y."""
+    level = view.problem.levels[name]
+    flat, unravel = ravel_pytree(y)
+    signs = ravel_pytree(level.signed(jax.tree.map(jnp.ones_like, y)))[0]
+
+    def slope(flat: Array) -> Array:
+        return signs * jax.grad(lambda flat: view.g(name, unravel(flat)))(flat)
+
+    rounding = 20 * float(jnp.finfo(flat.dtype).eps)
+    root = find_root(slope, None, flat, rounding * change_scale(slope, flat))
+    good = _is_saddle(slope, root.y, signs) & jnp.all(jnp.isfinite(root.y))
+    return SaddlePoint(root.y, root.residual, change_scale(slope, root.y), root.move, good)
+
+
+def indefinite_inverse(gradient: Callable[[Array], Array], y: Array) -> Callable[[Array], Array]:
+    """Multiplies a vector by the inverse of a Hessian that need not be definite."""
+    fine = 20 * float(jnp.finfo(y.dtype).eps)
+    return lambda right: solved_system(gradient, y, right, fine)
+
+
+def _is_saddle(slope: Callable[[Array], Array], y: Array, signs: Array) -> Array:
+    """Whether both parts of y are curved the right way; taken for granted where the matrix is too large."""
+    if y.size > DENSE:
+        return jnp.ones((), bool)
+    matrix = jnp.where(signs[:, None] == signs, jax.jacfwd(slope)(y), 0)
+    rounding = 100 * float(jnp.finfo(y.dtype).eps) * jnp.max(jnp.abs(matrix))
+    shifted = (matrix + matrix.T) / 2 + rounding * jnp.eye(y.size, dtype=y.dtype)
+    return jnp.all(jnp.isfinite(one_by_one(jnp.linalg.cholesky)(shifted)))
