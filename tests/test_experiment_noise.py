@@ -10,7 +10,8 @@ import pytest
 from scipy import sparse
 
 from bilevax.data import Dataset
-from bilevax.experiments import noise
+from bilevax.experiments import noise, noise_paper
+from bilevax.experiments.kept import Kept
 
 pytest.importorskip("cleanlab")
 
@@ -22,6 +23,7 @@ def data(monkeypatch):
     y = np.where(X @ random.normal(size=12) + 0.5 * random.normal(size=1500) > 0.4, 1, -1)
     found = Dataset("a8a", sparse.csr_matrix(X[:1000]), y[:1000], sparse.csr_matrix(X[1000:]), y[1000:])
     monkeypatch.setattr(noise, "load", lambda name: found)
+    monkeypatch.setattr(noise_paper, "load", lambda name: found)
     return found
 
 
@@ -76,3 +78,37 @@ def test_the_splits_of_the_paper_have_one_shape():
     data = load("a8a")
     shapes = {noise.corrupt(data, level, seed, CONFIG).X.shape for level in ("0", "0.4") for seed in (0, 1)}
     assert len(shapes) == 1
+
+
+# --- the paper's protocol -----------------------------------------------------
+
+
+def test_the_papers_protocol_writes_its_table_and_resumes(data, tmp_path, monkeypatch):
+    found = noise_paper.run(noise_paper.PaperNoiseOptions(), tmp_path, quick=True)
+    names = {"noise_paper.csv", "noise_paper.md", "noise_paper.png", "settings.json", "kept.json"}
+    assert names <= set(os.listdir(tmp_path))
+    (row,) = found
+    assert all(0.5 < row[name].mean() <= 1 for name in noise_paper.PRINTED)
+    chosen = json.loads((tmp_path / "settings.json").read_text(encoding="utf-8"))["chosen settings"]["0.4"]
+    assert chosen["m = 100"]["alpha"] in (0.5, 0.9, 1)
+
+    monkeypatch.setattr(noise_paper, "_column", lambda *given: pytest.fail("nothing is left to run"))
+    again = noise_paper.run(noise_paper.PaperNoiseOptions(), tmp_path, quick=True, resume=True)
+    np.testing.assert_array_equal(again[0]["m = 1"], row["m = 1"])
+
+
+def test_a_model_that_is_not_finite_is_never_chosen():
+    rows = {"row": {"dense": np.ones((4, 1), np.float32)}, "label": np.zeros(4, np.int32)}
+    found = noise_paper._accuracies(rows, np.array([[np.nan], [-1.0], [1.0]], np.float32))
+    np.testing.assert_array_equal(found, [-1, 1, 0])
+    validation = np.array([[0.5, np.nan, 0.7, 0.7]])
+    score, accuracy = noise_paper._chosen(validation, np.array([[0.1, 0.2, 0.3, 0.4]]))
+    assert (score, accuracy) == (0.7, 0.3)
+
+
+def test_kept_results_belong_to_their_options(tmp_path):
+    kept = Kept(tmp_path / "kept.json", {"seeds": 3})
+    assert kept.get("a", lambda: np.arange(2)) == [0, 1]
+    assert Kept(tmp_path / "kept.json", {"seeds": 3}).get("a", lambda: 1) == 1  # begun anew
+    with pytest.raises(ValueError, match=r"resume needs the options .*'seeds': 3.*got {'seeds': 4}"):
+        Kept(tmp_path / "kept.json", {"seeds": 4}, resume=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 
 import numpy as np
@@ -91,6 +92,47 @@ def test_hyperopt_writes_a_table_a_plot_and_its_options(tmp_path):
     (first, _) = curves["a8a"]["BSVRBv2"]
     assert first.epochs[-1] == pytest.approx(40 / (240 / 32))
     assert first.loss[-1] < first.loss[0]
+
+
+def test_the_papers_protocol_tunes_on_its_grid_and_resumes(tmp_path, monkeypatch):
+    options = hyperopt.HyperoptOptions(
+        protocol="paper", data=("a8a",), methods=("BSVRBv2", "RSVRB"), trials=1
+    )
+    options = dataclasses.replace(options.quick(), trials=1, steps=20)
+    (first,) = hyperopt.run(options, tmp_path)["a8a"]["BSVRBv2"]
+    chosen = json.loads((tmp_path / "settings.json").read_text(encoding="utf-8"))["tuned a8a"]
+    assert all(chosen["RSVRB"][name] in values for name, values in tune.PAPER["RSVRB"].items())
+    text = (tmp_path / "hyperopt.md").read_text(encoding="utf-8")
+    assert "alpha = 10, 100" in text
+    assert "BSVRBv2 tried them with each of 4 values" in text
+
+    monkeypatch.setattr(hyperopt, "_trial", lambda *given: pytest.fail("nothing is left to run"))
+    (again,) = hyperopt.run(options, tmp_path, resume=True)["a8a"]["BSVRBv2"]
+    np.testing.assert_array_equal(again.loss, first.loss)
+    with pytest.raises(ValueError, match="resume needs the options"):
+        hyperopt.run(dataclasses.replace(options, steps=30), tmp_path, resume=True)
+
+
+def test_the_note_of_our_protocol_says_that_budgets_differed(tmp_path):
+    options = hyperopt.HyperoptOptions(data=("a8a",), methods=("BSVRBv2",), trials=1, steps=20, blocks=10)
+    hyperopt.run(options, tmp_path)
+    assert "RSVRB on w8a had 15 settings" in (tmp_path / "hyperopt.md").read_text(encoding="utf-8")
+
+
+def test_an_unknown_protocol_is_an_error_message(tmp_path):
+    for name in ("hyperopt", "noise"):
+        words = ["reproduce", name, "--protocol", "theirs", "--out", str(tmp_path)]
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 1
+        assert "protocol must be 'ours' or 'paper', got 'theirs'" in result.output
+
+
+def test_a_quick_check_of_hyperopt_gets_below_its_start(tmp_path):
+    """And its limit does not count compilation, which takes longer than this on any machine."""
+    asked = hyperopt.HyperoptOptions(data=("a8a",), methods=("BSVRBv2",))
+    options = dataclasses.replace(asked.quick(), seconds=0.5)
+    for curve in hyperopt.run(options, tmp_path)["a8a"]["BSVRBv2"]:
+        assert curve.loss[-1] < np.log(2)  # that of y = 0
 
 
 def test_a_curve_knows_when_it_reached_a_loss():

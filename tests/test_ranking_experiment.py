@@ -342,3 +342,8 @@ def test_popularity_on_movielens():
     found = summarize(jax.jit(lambda x: evaluate(model, x, parts.held_test, (10, 50)))(counts))
     assert found["ndcg@10"] == pytest.approx(0.0337, abs=5e-5)
     assert found["ndcg@50"] == pytest.approx(0.0692, abs=5e-5)
+
+
+def test_a_quick_check_has_few_methods_unless_some_were_named():
+    assert set(ndcg.NDCGOptions().quick().methods) == set(ndcg.QUICK)
+    assert ndcg.NDCGOptions(methods=("song", "bpr")).quick().methods == ("song", "bpr")

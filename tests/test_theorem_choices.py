@@ -16,9 +16,10 @@ from typer.testing import CliRunner
 import bilevax as bx
 import bilevax.testing
 from bilevax.cli import app
-from bilevax.experiments.theorems import choices
+from bilevax.experiments.theorems import choices, questions
 from bilevax.experiments.theorems.answers import QUESTIONS, ChoicesOptions, Grid
 from bilevax.experiments.theorems.problems import make_family, stationary_point
+from bilevax.experiments.theorems.scalings import Sizes, variance_reduced
 from bilevax.experiments.theorems.variants import EagerSolve, ExtraBatchBSVRBv1, SameBatchBSVRBv1
 from bilevax.solvers.toolkit import Clock, Clocks, CompensatedSum, Memory, Moving, Rates, Visit
 
@@ -86,15 +87,39 @@ def test_the_stationary_point_is_stationary():
 def test_choices_write_their_tables(tmp_path):
     grid = Grid((0.5,), (0.35,), (0.3,))
     options = ChoicesOptions(
-        questions=("gamma", "output"), epsilon=0.6, grids=dict.fromkeys(QUESTIONS, grid),
+        questions=("gamma", "slope", "output"), epsilon=0.6, grids=dict.fromkeys(QUESTIONS, grid),
         copies=(1,), seeds=2, max_steps=500, blocks=6, blocks_per_step=3, batch_size=8, dimension=2, rows=10,
     )  # fmt: skip
     answers = choices.run(options, tmp_path)
-    assert [answer.variant for answer in answers] == ["by the formula", "1 − α (STORM)", "0"]
+    gammas, slopes = ["by the formula", "1 − α (STORM)", "0"], ["s_{t+1}", "s_t, as printed"]
+    assert [answer.variant for answer in answers] == gammas + 2 * slopes
+    assert all((one.steps != other.steps).any() for one, other in (answers[3:5], answers[5:]))
     assert np.isfinite(answers[0].steps).all()
     with (tmp_path / "outputs.csv").open(encoding="utf-8") as file:
         (first, *_) = csv.DictReader(file)
     assert float(first["random"].split()[0]) <= 1.0
+
+
+@pytest.mark.parametrize("ratio", [4, 32])
+def test_gamma_is_that_of_the_theorem_however_few_blocks_are_sampled(ratio):
+    given = variance_reduced(0.5, 0.1, Sizes(5 * ratio, 5, 4), make_family(False, 6, 3, 10).constants)
+    alpha = given["alpha"]
+    assert given["gamma"] == pytest.approx((ratio - 1) / (1 - alpha) + 1 - alpha)
+
+
+def test_falling_parameters_meet_those_of_the_theorem_where_their_epsilon_does():
+    family, sizes = make_family(False, 6, 3, 10), Sizes(6, 3, 4)
+    given = variance_reduced(0.5, 0.1, sizes, family.constants)
+    solver = questions.falling(given, 0.1, sizes, family.constants)
+    assert solver.gamma is None  # it follows α
+    for name, value in given.items():
+        if name.startswith("gamma"):
+            continue
+        schedule = getattr(solver, name)
+        np.testing.assert_allclose(schedule(jnp.asarray(7999)), value, rtol=1e-6)  # 2 · 8000^(−1/3) = 0.1
+        power = 1 / 3 if name.endswith("step") else 2 / 3
+        np.testing.assert_allclose(schedule(jnp.asarray(63_999)), value / 8**power, rtol=1e-6)
+        assert value < schedule(jnp.asarray(0)) <= 0.5
 
 
 def test_an_unknown_question_is_an_error_message(tmp_path):

@@ -246,7 +246,9 @@ def test_restarts_write_a_table_and_a_plot(tmp_path):
         seeds=2, blocks=6, blocks_per_step=3, batch_size=4, dimension=2, rows=10,
     )  # fmt: skip
     curves = restarts.run(options, tmp_path)
-    assert [row["parameters"] for row in read(tmp_path / "restarts.csv")] == ["restarts", "k = 0"]
+    rows = [row["parameters"] for row in read(tmp_path / "restarts.csv")]
+    assert rows == ["restarts", restarts.RESET, restarts.PRINTED, "k = 0"]
+    assert np.isfinite([curve.gap.min() for curve in curves]).all()
     assert curves[0].gap[:, -1].max() < curves[0].gap[:, 0].min()
     assert (tmp_path / "restarts.png").stat().st_size > 1000
 

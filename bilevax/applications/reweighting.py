@@ -75,7 +75,8 @@ def reweighting(
       y: their labels, some of which are wrong; any two or more classes.
       X_clean: rows (k, d) whose labels are right.
       y_clean: their labels.
-      temperatures: T_1 … T_m; or m, for m evenly spaced temperatures on [1, 11), as in the paper.
+      temperatures: T_1 … T_m; or m, for m evenly spaced temperatures on [1, 11). (The paper draws them at
+        random from there.)
       ridge: λ.
       intercept: whether to append a constant to every row; its coefficient is regularised like the others.
 

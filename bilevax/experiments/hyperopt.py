@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import jax
 import numpy as np
 
 import bilevax as bx
-from bilevax.experiments import validation
+from bilevax.experiments import tune, validation
+from bilevax.experiments.kept import Kept
 from bilevax.experiments.report import Report, spread
 
 BASE = "RSVRB"
@@ -21,16 +23,24 @@ class HyperoptOptions:
     """The options of `bilevax reproduce hyperopt`.
 
     Attributes:
+      protocol: "ours", with the hyper-parameters of `configs/validation.json`; or "paper", with the best of
+        the paper's grid, which are looked for first.
       data: the data sets.
       methods: the methods.
       trials: runs per method, each with its own split, temperatures and samples.
       steps: maximum number of steps of a run.
-      seconds: maximum duration of a run, including compilation.
+      seconds: maximum duration of a run, without compilation.
       seed: seed of the first trial.
       rows: number of rows of the data to use; None uses all.
       blocks: m.
+      settings: points of the paper's grid that every method tries, in "paper"; the first one, BSVRB v2, tries
+        them with every λ.
+      tuning_steps: steps of each such try.
+      shorter: what the tuned steps of x and of y and v are multiplied by. They were tuned on all rows: on few
+        rows, η is to be smaller in proportion, as it acts on weights of 1/rows each, and batches are noisier.
     """
 
+    protocol: str = "ours"
     data: tuple[str, ...] = ("a8a", "w8a")
     methods: tuple[str, ...] = ("BSVRBv1", "BSVRBv2", "RSVRB")
     trials: int = 4
@@ -39,10 +49,22 @@ class HyperoptOptions:
     seed: int = 0
     rows: int | None = None
     blocks: int = validation.BLOCKS
+    settings: int = 24
+    tuning_steps: int = 1000
+    shorter: tuple[float, float] = (1.0, 1.0)
+
+    def __post_init__(self) -> None:
+        if self.protocol not in ("ours", "paper"):
+            raise ValueError(f"protocol must be 'ours' or 'paper', got {self.protocol!r}")
 
     def quick(self) -> HyperoptOptions:
-        """A short check: few trials, steps, seconds, rows and blocks."""
-        return dataclasses.replace(self, trials=2, steps=100, seconds=10.0, rows=1000, blocks=10)
+        """A short check: few trials, steps, seconds, rows and blocks; where it tunes, on one data set."""
+        few: dict[str, Any] = {"steps": 100, "seconds": 10.0, "rows": 1000, "blocks": 10}
+        if self.protocol == "paper":
+            few |= {"data": self.data[:1], "trials": 1, "settings": 1, "tuning_steps": 20}
+        else:
+            few |= {"trials": 2, "shorter": (0.05, 0.2)}
+        return dataclasses.replace(self, **few)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,29 +82,35 @@ class TrialCurve:
 
 
 def run(
-    options: HyperoptOptions, folder: str | Path, *, quick: bool = False
+    options: HyperoptOptions, folder: str | Path, *, quick: bool = False, resume: bool = False
 ) -> dict[str, dict[str, list[TrialCurve]]]:
     """Runs all methods on all data sets; writes a table and a plot to a folder.
+
+    Every run is kept in `kept.json` as it ends; `resume` runs only what is missing there.
 
     Returns:
       The curves of the trials, by data set and method.
     """
     options = options.quick() if quick else options
     report = Report(folder, options, quick=quick)
+    kept = Kept(report.folder / "kept.json", options, resume=resume)
     curves: dict[str, dict[str, list[TrialCurve]]] = {}
     for name in options.data:
-        config = validation.tuned(name)
+        config = _config(name, options, kept, report.folder)
         report.fact(f"tuned {name}", config)
         curves[name] = {method: [] for method in options.methods}
         for method in options.methods:
             for trial in range(options.trials):
                 print(f"{name}, {method}, trial {trial + 1} of {options.trials}")
-                curves[name][method].append(_trial(name, method, config, options, options.seed + trial))
+                run_it = functools.partial(_trial, name, method, config, options, options.seed + trial)
+                found = kept.get(f"{name}, {method}, trial {trial}", run_it)
+                curve = TrialCurve(**{field: np.array(values) for field, values in found.items()})
+                curves[name][method].append(curve)
     rows = [row for name, found in curves.items() for row in _rows(name, found, options)]
     note = (
         "reached: seconds, without compilation, until the mean loss of the trials is as low as RSVRB's at "
         "the end. The paper shows only curves: all methods are similar over epochs, v1 and v2 are faster "
-        "than RSVRB, and v2 is by far the fastest on w8a."
+        f"than RSVRB, and v2 is by far the fastest on w8a. {_budgets(options)}"
     )
     report.table("hyperopt", rows, "Validation loss: BSVRB and RSVRB", note)
     report.figure("hyperopt", _plot(curves))
@@ -90,32 +118,68 @@ def run(
     return curves
 
 
+def _config(name: str, options: HyperoptOptions, kept: Kept, folder: Path) -> dict[str, Any]:
+    """λ and the hyper-parameters of every method on a data set."""
+    if options.protocol == "ours":
+        return validation.tuned(name)
+    search = tune.TuneOptions(
+        data=name,
+        methods=tuple(method for method in tune.TuneOptions.methods if method in options.methods),
+        grid="paper",
+        trials=options.settings,
+        steps=options.tuning_steps,
+        rows=options.rows,
+        blocks=options.blocks,
+    )
+    return kept.get(f"{name}, tuned", functools.partial(tune.run, search, folder / f"tune-{name}"))
+
+
+def _budgets(options: HyperoptOptions) -> str:
+    """How much tuning each method had, in words."""
+    if options.protocol == "ours":
+        return f"Tuning: {validation.origin()}"
+    first = next(method for method in tune.TuneOptions.methods if method in options.methods)
+    return (
+        f"Tuning: {options.settings} points of the paper's grid for every method, {options.tuning_steps} "
+        f"steps each; {first} tried them with each of {len(tune.RIDGES)} values of λ, and the others with "
+        f"the λ that it chose. {tune.about('paper')}"
+    )
+
+
 def _trial(name: str, method: str, config: dict[str, Any], options: HyperoptOptions, seed: int) -> TrialCurve:
     split = validation.load_split(name, seed, options.rows)
     task = validation.make_task(split, config["ridge"], seed, options.blocks)
-    measure = jax.jit(validation.validation_loss)
     blocks_per_step = max(1, options.blocks // 10)
-    result = bx.minimize(
-        task.problem,
-        task.x0,
-        task.y0,
-        solver=validation.make_solver(method, config[method]),
-        steps=options.steps,
-        key=jax.random.key(seed),
-        blocks_per_step=blocks_per_step,
-        batch_size=validation.BATCH,
-        metrics={"validation loss": measure},
-        every=max(1, options.steps // (2000 if method == BASE else 200)),
-        stop=bx.Stop(seconds=options.seconds, throw=False, raise_on_interrupt=True),
-    )
+
+    def run(steps: int, seconds: float | None) -> bx.Result:
+        return bx.minimize(
+            task.problem,
+            task.x0,
+            task.y0,
+            solver=_solver(method, config[method], options),
+            steps=steps,
+            key=jax.random.key(seed),
+            blocks_per_step=blocks_per_step,
+            batch_size=validation.BATCH,
+            metrics={"validation loss": validation.validation_loss},
+            every=max(1, options.steps // (2000 if method == BASE else 200)),
+            stop=bx.Stop(seconds=seconds, throw=False, raise_on_interrupt=True),
+        )
+
+    run(1, None)  # compiles, outside of the limit
+    result = run(options.steps, options.seconds)
     history = result.history
     if not history["step"].size:
-        raise ValueError(
-            f"seconds must leave time for a step after initialisation and compilation, got {options.seconds} "
-            f"for {method} on {name}"
-        )
+        raise ValueError(f"seconds must leave time for a step, got {options.seconds} for {method} on {name}")
     epochs = history["step"] / validation.steps_per_epoch(split, blocks_per_step)
     return TrialCurve(epochs, history["seconds"], history["validation loss"])
+
+
+def _solver(method: str, tuned: dict[str, float], options: HyperoptOptions) -> Any:
+    """A method with its tuned hyper-parameters, its steps made shorter."""
+    upper, lower = options.shorter
+    steps = {"upper_step": upper * tuned["upper_step"], "lower_step": lower * tuned["lower_step"]}
+    return validation.make_solver(method, tuned | steps)
 
 
 def _rows(name: str, found: dict[str, list[TrialCurve]], options: HyperoptOptions) -> list[dict[str, Any]]:

@@ -99,7 +99,7 @@ def run(options: NoiseOptions, folder: str | Path, *, quick: bool = False) -> di
     config = json.loads(CONFIG.read_text(encoding="utf-8"))
     report = Report(folder, options, quick=quick)
     report.fact("configuration", config)
-    data = _part(load(config["data"]), options.rows)
+    data = part_of(load(config["data"]), options.rows)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
 
     paper = [_paper_row(data, noise, seeds, config, options) for noise in options.noises]
@@ -108,7 +108,8 @@ def run(options: NoiseOptions, folder: str | Path, *, quick: bool = False) -> di
         "noise",
         [_shown(row) for row in paper],
         "Test accuracy under noisy labels, compared with the paper",
-        "mean ± standard deviation over seeds; paper: as published; gain: our mean minus the paper's. "
+        "mean ± standard deviation over seeds; m = 1 and m = 100: BSVRB v2, with even temperatures; paper: "
+        "as published, v1 with random ones (--protocol paper); gain: our mean minus the paper's. "
         f"Noise levels at which logistic regression < m = 1 < m = 100 in the mean: {order or 'none'}.",
     )
     user = [
@@ -282,7 +283,8 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _part(data: Dataset, rows: int | None) -> Dataset:
+def part_of(data: Dataset, rows: int | None) -> Dataset:
+    """The data with their first training and test rows only; None keeps all."""
     if rows is None:
         return data
     return dataclasses.replace(

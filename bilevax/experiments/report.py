@@ -61,7 +61,7 @@ class Report:
         self.folder.mkdir(parents=True, exist_ok=True)
         device = jax.devices()[0]
         self.facts: dict[str, Any] = {
-            "options": _plain(options),
+            "options": as_plain(options),
             "quick": quick,
             "bilevax": __version__,
             "jax": jax.__version__,
@@ -91,7 +91,7 @@ class Report:
 
     def fact(self, name: str, value: Any) -> None:
         """Adds an entry to `settings.json`."""
-        self.facts[name] = _plain(value)
+        self.facts[name] = as_plain(value)
         self._write_facts()
 
     def finish(self) -> None:
@@ -114,14 +114,14 @@ def _cell(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, (float, np.floating)) else str(value)
 
 
-def _plain(value: Any) -> Any:
+def as_plain(value: Any) -> Any:
     """The value as JSON types."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = dataclasses.asdict(value)
     if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
+        return {str(name): as_plain(one) for name, one in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(one) for one in value]
+        return [as_plain(one) for one in value]
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):

@@ -2,7 +2,8 @@
 
 Every method gets the same number of trials, drawn from its grid without replacement and run side by side. λ
 belongs to the problem and not to a method: it is chosen first, with BSVRB v2, and then shared, because
-otherwise the methods would solve different problems.
+otherwise the methods would solve different problems. So the first method runs its trials once for every λ;
+the table says how many each one had.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ WIDE: dict[str, dict[str, tuple[float, ...]]] = {
     },
 }
 WIDE["BSVRBv1"] = WIDE["BSVRBv2"]
-# As printed, without α > 1, which is not an average. The paper gives no β for BSVRB.
+# As printed, but for what is refused. The paper gives no β for BSVRB.
+REFUSED = {"alpha": (10, 100)}  # weights of an average are at most 1
 PAPER = {
     "BSVRBv2": {
         "upper_step": (0.001, 0.01, 0.1),
@@ -132,10 +134,19 @@ def run(options: TuneOptions, folder: str | Path, *, quick: bool = False) -> dic
         )
         report.fact(f"{method} scores", [dict(ridge=r, loss=s) for r, s in zip(ridges, scores, strict=True)])
         report.fact("best", best)
-    report.table("tune", tables, f"Best of {options.trials} trials on {options.data}, {options.steps} steps")
+    title = f"Best of {options.trials} trials on {options.data}, {options.steps} steps"
+    report.table("tune", tables, title, about(options.grid))
     report.figure("tune", _plot(losses))
     report.finish()
     return best
+
+
+def about(grid: str) -> str:
+    """What of a grid as printed cannot be tried; nothing for our own."""
+    if grid != "paper":
+        return ""
+    values = "; ".join(f"{name} = {', '.join(map(str, some))}" for name, some in REFUSED.items())
+    return f"Of the paper's grid these are refused, as no weights of an average: {values}."
 
 
 def draw_trials(choices: dict[str, tuple[float, ...]], trials: int, seed: int) -> dict[str, np.ndarray]:

@@ -67,9 +67,18 @@ def steps_per_epoch(
 
 
 def tuned(name: str) -> dict[str, dict[str, float]]:
-    """The tuned hyper-parameters of a data set: "ridge", those of every method, and "about", their origin."""
+    """The tuned hyper-parameters of a data set: "ridge", and those of every method."""
+    return _configuration()[name]
+
+
+def origin() -> str:
+    """How the tuned hyper-parameters were found, and with which budgets."""
+    return _configuration()["about"]
+
+
+def _configuration() -> dict[str, Any]:
     text = resources.files("bilevax.experiments").joinpath("configs", "validation.json").read_text("utf-8")
-    return json.loads(text)[name]
+    return json.loads(text)
 
 
 def make_solver(method: str, hyperparameters: Mapping[str, float]) -> Any:

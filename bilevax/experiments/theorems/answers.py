@@ -35,6 +35,7 @@ GRIDS = {
     "blocks": Grid((0.5, 0.7, 1.0, 1.4), (0.35, 1.0, 2.0, 4.0), (0.03, 0.1, 0.3, 1.0)),
     "gamma": Grid((0.5, 0.7, 1.0, 1.4, 2.0, 2.8), (0.03, 0.1, 0.3, 1.0)),
     "hessian": Grid((0.5, 0.7, 1.0), (0.5, 1.0, 2.0)),
+    "slope": Grid((0.5, 0.7, 1.0), (0.5, 1.0, 2.0), (0.3, 1.0)),
     "projection": Grid((0.5, 0.7, 1.0)),
     "start": Grid((0.35, 0.5, 0.7)),
     "output": Grid((0.35, 0.5, 0.7, 1.0)),
@@ -51,8 +52,8 @@ class ChoicesOptions(TheoremOptions):
       epsilon: T is the number of steps until the mean of ‖∇F‖² is at most ε².
       start_epsilon: the ε of the question "start", which matters most when ε is small.
       grids: the grid of parameters, by question.
-      copies: multiples of `blocks` for m, in the question "blocks". "gamma" uses the first and the third,
-        "projection" the second, the others the first.
+      copies: multiples of `blocks` for m, in the question "blocks". "gamma" and "slope" use the first and
+        the third, "projection" the second, the others the first.
       tuning_seeds: runs per point of the grid; `seeds` are run at the best one.
       max_steps: maximum number of steps of a run at the smallest m; proportionally more for larger m.
     """
@@ -86,7 +87,7 @@ class ChoicesOptions(TheoremOptions):
         return make_family(False, self.blocks, self.dimension, self.rows, copies)
 
 
-MakeVariant = Callable[[dict[str, float]], Any]  # from the coefficients of `variance_reduced`
+MakeVariant = Callable[[dict[str, Any]], Any]  # from the coefficients of `variance_reduced`
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
+import equinox as eqx
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 import bilevax as bx
 from bilevax.experiments.theorems.answers import Answer, ChoicesOptions, MakeVariant, answer
 from bilevax.experiments.theorems.problems import initial_rows, stationary_point, with_common_factor
+from bilevax.experiments.theorems.scalings import Sizes
 from bilevax.experiments.theorems.variants import (
     EagerBSVRBv2,
     ExtraBatchBSVRBv1,
     SameBatchBSVRBv1,
     SampledBSVRBv2,
 )
+from bilevax.theory import Constants
 
 
 def blocks(options: ChoicesOptions) -> list[Answer]:
@@ -24,7 +30,7 @@ def blocks(options: ChoicesOptions) -> list[Answer]:
     for copies in options.copies:
         ratio = options.sizes_with(copies).ratio
 
-        def sampled(coefficients: dict[str, float], ratio: float = ratio) -> Any:
+        def sampled(coefficients: dict[str, Any], ratio: float = ratio) -> Any:
             # A block that moves only when it is sampled takes one step where the others take m/I.
             steps = {name: coefficients[name] / ratio for name in ("lower_step", "inverse_step")}
             return SampledBSVRBv2(**coefficients | steps)
@@ -37,12 +43,13 @@ def blocks(options: ChoicesOptions) -> list[Answer]:
 def gamma(options: ChoicesOptions) -> list[Answer]:
     """MSVR's γ, STORM's, and none."""
 
-    def storm(coefficients: dict[str, float]) -> Any:
+    def storm(coefficients: dict[str, Any]) -> Any:
         gammas = {"gamma": 1 - coefficients["alpha"], "gamma_bar": 1 - coefficients["alpha_bar"]}
-        return bx.BSVRBv2(**coefficients, **gammas)
+        return bx.BSVRBv2(**coefficients | gammas)
 
-    def none(coefficients: dict[str, float]) -> Any:
-        return bx.BSVRBv2(**coefficients, gamma=0.0, gamma_bar=0.0)
+    def none(coefficients: dict[str, Any]) -> Any:
+        zero: dict[str, Any] = {"gamma": 0.0, "gamma_bar": 0.0}
+        return bx.BSVRBv2(**coefficients | zero)
 
     variants = (("by the formula", version_2), ("1 − α (STORM)", storm), ("0", none))
     return [
@@ -57,8 +64,8 @@ def hessian(options: ChoicesOptions) -> list[Answer]:
     family = options.family(options.copies[0])
     floor = family.constants.strong_convexity
 
-    def version_1(kind: Any, rates: dict[str, float]) -> MakeVariant:
-        def make(coefficients: dict[str, float]) -> Any:
+    def version_1(kind: Any, rates: dict[str, Any]) -> MakeVariant:
+        def make(coefficients: dict[str, Any]) -> Any:
             used = {name: value for name, value in coefficients.items() if name != "inverse_step"}
             return kind(**used | rates, floor=floor)
 
@@ -83,6 +90,28 @@ def hessian(options: ChoicesOptions) -> list[Answer]:
     ]
 
 
+def slope(options: ChoicesOptions) -> list[Answer]:
+    """y and v along the refreshed s_{t+1} and u_{t+1}, against along s_t and u_t, as printed."""
+    floor = options.family(options.copies[0]).constants.strong_convexity
+
+    def version_1(coefficients: dict[str, Any], refreshed: bool) -> Any:
+        used = {name: value for name, value in coefficients.items() if name != "inverse_step"}
+        return bx.BSVRBv1(**used, floor=floor, refreshed=refreshed)
+
+    def version_2(coefficients: dict[str, Any], refreshed: bool) -> Any:
+        return bx.BSVRBv2(**coefficients, refreshed=refreshed)
+
+    found = []
+    for copies in options.copies[:3:2]:
+        ratio = 1 / options.sizes_with(copies).ratio
+        for version, make in (("v1", version_1), ("v2", version_2)):
+            for variant, refreshed in (("s_{t+1}", True), ("s_t, as printed", False)):
+                made = functools.partial(make, refreshed=refreshed)
+                case = f"{version}, m/I = {ratio:g}"
+                found.append(answer("slope", variant, made, options, copies, case))
+    return found
+
+
 def projection(options: ChoicesOptions) -> list[Answer]:
     """v projected once per visit or in every step. The ball just contains all v_i of a stationary point."""
     copies = options.copies[min(1, len(options.copies) - 1)]
@@ -99,7 +128,7 @@ def projection(options: ChoicesOptions) -> list[Answer]:
 
 
 def start(options: ChoicesOptions) -> list[Answer]:
-    """The number of rows per block of the initial estimators."""
+    """The number of rows per block of the initial estimators; and parameters that decrease instead."""
     epsilon, copies = options.start_epsilon, options.copies[0]
     max_steps = round(options.max_steps * (options.epsilon / epsilon) ** 3)
     small = dataclasses.replace(options, epsilon=epsilon, max_steps=max_steps)
@@ -110,12 +139,48 @@ def start(options: ChoicesOptions) -> list[Answer]:
         "none": 0,
     }
     case = f"ε = {epsilon:g}"
-    return [
+    found = [
         answer("start", variant, version_2, small, copies, case, initial=initial)
         for variant, initial in rows.items()
     ]
 
+    def decreasing(coefficients: dict[str, Any]) -> Any:
+        return falling(coefficients, epsilon, options.sizes_with(copies), options.family(copies).constants)
 
-def version_2(coefficients: dict[str, float]) -> Any:
+    return found + [
+        answer("start", f"{variant}, decreasing", decreasing, small, copies, case, initial=rows[variant])
+        for variant in list(rows)[2:]
+    ]
+
+
+def falling(coefficients: dict[str, Any], epsilon: float, sizes: Sizes, constants: Constants) -> bx.BSVRBv2:
+    """BSVRB v2 whose parameters follow those of Theorem 1 for ε_t = 2 t^(−1/3), until that is ε and beyond.
+
+    α, ᾱ and β fall as t^(−2/3), the steps as t^(−1/3); those that the theorem bounds begin at their bounds.
+    """
+    horizon = (2 / epsilon) ** 3
+    lower = 2 / 3 * sizes.ratio / constants.lower_smoothness
+    most = {"lower_step": lower, "inverse_step": lower, "upper_step": 0.5 / constants.upper_smoothness}
+    schedules: dict[str, Any] = {
+        name: Falling(value, most.get(name, 0.5), horizon, 1 / 3 if name in most else 2 / 3)
+        for name, value in coefficients.items()
+        if not name.startswith("gamma")  # they follow α
+    }
+    return bx.BSVRBv2(**schedules)
+
+
+class Falling(eqx.Module):
+    """min(most, value · (horizon/(t+1))^power)."""
+
+    value: float
+    most: float
+    horizon: float
+    power: float
+
+    def __call__(self, step: Array) -> Array:
+        return jnp.minimum(self.most, self.value * (self.horizon / (step + 1)) ** self.power)
+
+
+def version_2(coefficients: dict[str, Any]) -> Any:
     """BSVRB v2 without changes."""
     return bx.BSVRBv2(**coefficients)

@@ -22,6 +22,8 @@ from bilevax.experiments.theorems.truth import Gap
 from bilevax.testing.pl import PLBlocks
 
 METHODS = {"BSVRB v1": bsvrb_v1, "BSVRB v2": bsvrb_v2}
+RESET = "restarts, x_0 = x_1"
+PRINTED = "restarts as printed"
 # η L_F, divided by the rate. f depends on x only through y: x must move more slowly than y and v, or all
 # three oscillate.
 UPPER = 1.0
@@ -37,6 +39,7 @@ class RestartsOptions(TheoremOptions):
       stages: K.
       tuning_stages: K when c is tuned.
       constants: candidates for c; the first stage has β = c²/w.
+      printed: whether to run Algorithm 3 as printed too: stages that end at random steps, and x_0 = x_1.
       constant_stages: runs without restarts use the parameters of one of these stages throughout; may be
         empty.
       nonconvexity: κ; F is non-convex for κ > 1.
@@ -48,6 +51,7 @@ class RestartsOptions(TheoremOptions):
     tuning_stages: int = 6
     constants: tuple[float, ...] = (0.05, 0.07, 0.1, 0.14, 0.2)
     constant_stages: tuple[int, ...] = (0, 2, 4, 7)
+    printed: bool = True
     nonconvexity: float = 3.0
 
     def __post_init__(self) -> None:
@@ -77,7 +81,7 @@ class GapCurve:
 
     Attributes:
       method: its name.
-      stages: "restarts", or the stage k whose parameters a run without restarts uses.
+      stages: "restarts", a variant of them, or the stage k whose parameters a run without restarts uses.
       step: the steps.
       gap: F − min F, (seeds, steps).
     """
@@ -109,7 +113,9 @@ def run(options: RestartsOptions, folder: str | Path, *, quick: bool = False) ->
         "T = …: the mean over seeds of F − min F in the last quarter of the stage that ends at T. exponent: "
         "of F − min F in T over the second half of the stages, one fit per seed, mean ± half of the 95% "
         "confidence interval; −1 in Theorem 2 (F − min F ∝ 1/(μT)). c, which sets the first stage, is tuned "
-        "on other seeds. k: constant parameters, those of stage k."
+        "on other seeds. k: constant parameters, those of stage k. As printed: every stage returns its state "
+        "after a random number of its steps, and the next begins there with x_0 = x_1; T = … is what the "
+        "stage that may last until T returned."
     )
     report.table("restarts", rows, "Restarts under the PL condition", note)
     report.figure("restarts", _plot(curves, options))
@@ -161,15 +167,29 @@ def measure(name: str, c: float, family: PLBlocks, options: RestartsOptions) -> 
     restarted = _gaps(
         [bx.Restart(base, first=options.first, stages=options.stages)], family, options, keys, at
     )
+    found = [GapCurve(name, "restarts", np.asarray(at), restarted[0])]
+    if options.printed:
+        print(f"{name}: restarts as printed")
+        resetting = bx.Restart(base, first=options.first, stages=options.stages, reset=True)
+        reset = _gaps([resetting], family, options, keys, at)[0]
+        found += [GapCurve(name, RESET, np.asarray(at), reset), _at_random(name, base, family, options, keys)]
     stages = [k for k in options.constant_stages if k < options.stages]
     print(f"{name}: constant parameters")
     plain = [at_stage(base, k) for k in stages]
     constant = _gaps(plain, family, options, keys, at) if plain else []
-    labels = ["restarts", *(f"k = {k}" for k in stages)]
-    return [
-        GapCurve(name, label, np.asarray(at), gap)
-        for label, gap in zip(labels, [*restarted, *constant], strict=True)
+    return found + [
+        GapCurve(name, f"k = {k}", np.asarray(at), gap) for k, gap in zip(stages, constant, strict=True)
     ]
+
+
+def _at_random(name: str, base: Any, family: PLBlocks, options: RestartsOptions, keys: Array) -> GapCurve:
+    """F − min F of what the stages of Algorithm 3 return, each after its own random number of steps."""
+    gaps = []
+    for seed in range(options.seeds):
+        solver = bx.Restart(base, first=options.first, stages=options.stages, seed=seed, reset=True)
+        returned = np.cumsum(solver.lengths).tolist()
+        gaps.append(_gaps([solver], family, options, keys[seed : seed + 1], returned)[0, 0])
+    return GapCurve(name, PRINTED, ends(options), np.stack(gaps))
 
 
 def at_stage(solver: Any, k: int) -> Any:
@@ -182,7 +202,8 @@ def at_stage(solver: Any, k: int) -> Any:
 
 
 def _solver(name: str, c: float, family: PLBlocks, options: RestartsOptions) -> Any:
-    return METHODS[name](c, 1.0, options.sizes, family.constants, UPPER)
+    solver = METHODS[name](c, 1.0, options.sizes, family.constants, UPPER)
+    return dataclasses.replace(solver, gamma=None, gamma_bar=None)  # they follow α from stage to stage
 
 
 def _gaps(
@@ -216,7 +237,8 @@ def _plot(curves: list[GapCurve], options: RestartsOptions) -> Any:
     for axis, method in zip(figure.subplots(1, len(methods), squeeze=False)[0], methods, strict=True):
         for curve in (curve for curve in curves if curve.method == method):
             staged = curve.stages == "restarts"
-            label = "RE-: restarts" if staged else f"constant, {curve.stages}"
+            constant = curve.stages.startswith("k")
+            label = f"constant, {curve.stages}" if constant else f"RE-: {curve.stages}"
             axis.loglog(
                 curve.step,
                 curve.gap.mean(0),

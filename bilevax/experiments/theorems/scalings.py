@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import bilevax as bx
+from bilevax.solvers.toolkit import msvr_gamma
 from bilevax.theory import Constants
 
 # η L_F and τ L_g, divided by the rate: for variance-reduced methods, and for moving averages.
@@ -91,7 +92,7 @@ def bsvrb_v2(
 def msvr(c: float, epsilon: float, sizes: Sizes, constants: Constants) -> bx.MSVR:
     """MSVR-v2, on mean blocks."""
     coefficients = variance_reduced(c, epsilon, sizes, constants)
-    return bx.MSVR(**{name: coefficients[name] for name in ("alpha", "beta", "upper_step")})
+    return bx.MSVR(**{name: coefficients[name] for name in ("alpha", "beta", "gamma", "upper_step")})
 
 
 def rsvrb(c: float, epsilon: float, sizes: Sizes, constants: Constants) -> bx.RSVRB:
@@ -129,14 +130,19 @@ def variance_reduced(
     constants: Constants,
     upper: float = UPPER,
     lower: float = LOWER,
-) -> dict[str, float]:
-    """α, ᾱ, β, τ, τ̄ and η of Theorem 1, with c² in place of its 1/(12 C₁₀)."""
+) -> dict[str, Any]:
+    """α, ᾱ, β, γ, γ̄, τ, τ̄ and η of Theorem 1, with c² in place of its 1/(12 C₁₀)."""
     alpha = min(0.5, c**2 * sizes.batch_size * epsilon**2)
     beta = min(0.5, c**2 * epsilon**2 / sizes.spread)
     rate = sizes.ratio * math.sqrt(beta)
     lower_step, upper_step = _steps(rate, sizes, constants, upper, lower)
     steps = {"lower_step": lower_step, "inverse_step": lower_step, "upper_step": upper_step}
-    return {"alpha": alpha, "alpha_bar": beta, "beta": beta, **steps}
+    # Given, because the library's own default is at most 10.
+    gammas = {
+        "gamma": float(msvr_gamma(alpha, sizes.ratio)),
+        "gamma_bar": float(msvr_gamma(beta, sizes.ratio)),
+    }
+    return {"alpha": alpha, "alpha_bar": beta, "beta": beta, **gammas, **steps}
 
 
 def averaged(c: float, epsilon: float, sizes: Sizes, constants: Constants) -> dict[str, float]:
