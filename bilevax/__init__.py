@@ -2,9 +2,12 @@
 
 from bilevax import theory
 from bilevax._problem.dot import dot
+from bilevax._problem.folds import Folds
 from bilevax._problem.levels import argmin, mean
+from bilevax._problem.own import maximum, minimum
 from bilevax._problem.problem import Problem
 from bilevax._problem.rows import Batch, PerBlock, Rows, Shared
+from bilevax._problem.saddle import saddle
 from bilevax._problem.sampling import Sampling
 from bilevax._problem.stream import Stream
 from bilevax._run.checkpoint import Checkpoint, CheckpointError
@@ -26,6 +29,7 @@ from bilevax._step.averaging import averaged
 from bilevax._step.oracles import Oracles
 from bilevax._step.pace import automatic_step
 from bilevax._step.state import Info, State
+from bilevax._truth.adaptation import adapt
 from bilevax._util import checks
 from bilevax._util.per_entry import PerEntry
 from bilevax.diagnostics import (
@@ -81,6 +85,7 @@ __all__ = [
     "CheckpointError",
     "DivergedError",
     "Evaluation",
+    "Folds",
     "History",
     "Info",
     "JsonLines",
@@ -111,6 +116,7 @@ __all__ = [
     "Tuned",
     "Verification",
     "__version__",
+    "adapt",
     "advance",
     "argmin",
     "automatic_step",
@@ -120,11 +126,14 @@ __all__ = [
     "grid",
     "hypergradient",
     "make_progress",
+    "maximum",
     "mean",
     "memory_estimate",
     "minimize",
+    "minimum",
     "objective",
     "residuals",
+    "saddle",
     "solve_lower",
     "sweep",
     "theory",

@@ -23,6 +23,8 @@ Steps = Annotated[int, typer.Option(help="steps of every run")]
 Epochs = Annotated[int, typer.Option(help="epochs of every training (ranking)")]
 Out = Annotated[Path, typer.Option(help="the results go to a folder of this one, named after the experiment")]
 Quick = Annotated[bool, typer.Option("--quick", help="a check of about a minute, with few rows and steps")]
+Protocol = Annotated[str, typer.Option(help="ours, or paper: by the paper's own rules")]
+Resume = Annotated[bool, typer.Option("--resume", help="run only what is missing in the folder")]
 RESULTS = Path("results")
 
 
@@ -31,14 +33,23 @@ def given(**lists: list[str] | None) -> dict[str, Any]:
     return {name: tuple(values) for name, values in lists.items() if values}
 
 
+def is_paper(protocol: str) -> bool:
+    """Whether the paper's own protocol is asked for."""
+    if protocol not in ("ours", "paper"):
+        raise ValueError(f"protocol must be 'ours' or 'paper', got {protocol!r}")
+    return protocol == "paper"
+
+
 @reproduce_app.command()
 def hyperopt(
+    protocol: Protocol = "ours",
     data: Data = None,
     method: Method = None,
     trials: Trials = 4,
     steps: Steps = 5000,
-    seconds: Annotated[float, typer.Option(help="maximum duration of a run")] = 60.0,
+    seconds: Annotated[float, typer.Option(help="maximum duration of a run, without compilation")] = 60.0,
     seed: Seed = 0,
+    resume: Resume = False,
     out: Out = RESULTS,
     quick: Quick = False,
 ) -> None:
@@ -46,10 +57,16 @@ def hyperopt(
     with errors_as_messages():
         from bilevax.experiments import hyperopt
 
+        literal = is_paper(protocol)
         options = hyperopt.HyperoptOptions(
-            trials=trials, steps=steps, seconds=seconds, seed=seed, **given(data=data, methods=method)
+            protocol=protocol,
+            trials=trials,
+            steps=steps,
+            seconds=seconds,
+            seed=seed,
+            **given(data=data, methods=method),
         )
-        hyperopt.run(options, out / "hyperopt", quick=quick)
+        hyperopt.run(options, out / f"hyperopt{'-paper' * literal}", quick=quick, resume=resume)
 
 
 @reproduce_app.command()
@@ -70,12 +87,45 @@ def ablation(
 
 
 @reproduce_app.command()
-def noise(seeds: Seeds = 5, seed: Seed = 0, out: Out = RESULTS, quick: Quick = False) -> None:
+def noise(
+    protocol: Protocol = "ours",
+    seeds: Annotated[int | None, typer.Option(help="splits; default: 5, or the paper's 3")] = None,
+    seed: Seed = 0,
+    resume: Resume = False,
+    out: Out = RESULTS,
+    quick: Quick = False,
+) -> None:
     """Test accuracy under noisy labels, with all or few clean rows, compared with the paper and cleanlab."""
     with errors_as_messages():
-        from bilevax.experiments import noise
+        from bilevax.experiments import noise, noise_paper
 
-        noise.run(noise.NoiseOptions(seeds=seeds, first_seed=seed), out / "noise", quick=quick)
+        if is_paper(protocol):
+            literal = noise_paper.PaperNoiseOptions(seeds=seeds or 3, first_seed=seed)
+            noise_paper.run(literal, out / "noise-paper", quick=quick, resume=resume)
+            return
+        if resume:
+            raise ValueError("resume is for the paper's protocol, got protocol 'ours'")
+        noise.run(noise.NoiseOptions(seeds=seeds or 5, first_seed=seed), out / "noise", quick=quick)
+
+
+@reproduce_app.command()
+def grouped(
+    data: Annotated[str, typer.Option(help="a table of ratings: ml-1m, or a path")] = "ml-1m",
+    splits: Annotated[int, typer.Option(help="number of splits")] = 5,
+    users: Annotated[int | None, typer.Option(help="most users (squared loss); default: all")] = None,
+    logistic_users: Annotated[int, typer.Option(help="most users (logistic loss)")] = 2000,
+    seed: Seed = 0,
+    out: Out = RESULTS,
+    quick: Quick = False,
+) -> None:
+    """Thousands of models with a learnt prior, beside own, pooled and shared models, EM and boosting."""
+    with errors_as_messages():
+        from bilevax.experiments import grouped
+
+        options = grouped.GroupedOptions(
+            data=data, splits=splits, users=users, logistic_users=logistic_users, seed=seed
+        )
+        grouped.run(options, out / "grouped", quick=quick)
 
 
 @reproduce_app.command()
@@ -139,7 +189,7 @@ def choices(
     question: Annotated[
         list[str] | None,
         typer.Option(
-            help="blocks, gamma, hessian, projection, start or output; repeat for several; default: all"
+            help="blocks, gamma, hessian, slope, projection, start, output; repeat for several; default: all"
         ),
     ] = None,
     seeds: Seeds = 8,
@@ -147,7 +197,7 @@ def choices(
     out: Out = RESULTS,
     quick: Quick = False,
 ) -> None:
-    """Choices that the paper leaves open: which blocks move, γ, which H, projections, start and output."""
+    """Choices that the paper leaves open: which blocks move, γ, which H and s, projections, start, output."""
     with errors_as_messages():
         from bilevax.experiments.theorems import answers, choices
 

@@ -1,0 +1,350 @@
+"""What the estimators of grouped data have in common."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+try:
+    from sklearn.base import BaseEstimator
+    from sklearn.utils import check_random_state
+    from sklearn.utils.validation import (
+        _check_sample_weight,  # pyright: ignore[reportPrivateUsage]
+        check_is_fitted,
+        validate_data,
+    )
+except ImportError as error:
+    raise ImportError("grouped estimators need scikit-learn: pip install 'bilevax[experiments]'") from error
+
+import bilevax as bx
+from bilevax.applications import interrupted
+from bilevax.applications.grouped import plots
+from bilevax.applications.grouped.blocks import Panel
+from bilevax.applications.grouped.group_index import GroupIndex
+from bilevax.applications.grouped.learning import fit_groups, held_out_errors, learn, prior_errors
+from bilevax.applications.grouped.losses import Loss
+from bilevax.applications.grouped.metadata import Encoder
+from bilevax.applications.grouped.priors import FORMS, Prior
+
+_FULL_SIZE, _FULL_GROUPS = 32, 10  # "auto" is "full" for so many features, and so many groups per feature
+_STORED = 2**26  # the most entries of the variances of all groups
+_JUDGED = 2_000  # groups whose held-out errors make the intervals
+_QUANTILES = 2_001
+
+
+@dataclasses.dataclass(frozen=True)
+class FittedPrior:
+    """The prior that was learnt, in the units of X and y; with several classes, a first axis counts them.
+
+    Attributes:
+      form: "ridge", "diagonal", "low_rank" or "full".
+      coef: the mean of the groups' coefficients.
+      intercept: the mean of their intercepts.
+      deviation: by how much a coefficient differs between groups, a standard deviation per feature.
+      covariance: (1 + features, 1 + features), of the intercept and the coefficients between groups.
+    """
+
+    form: str
+    coef: np.ndarray
+    intercept: Any
+    deviation: np.ndarray
+    covariance: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaling:
+    """Rows and targets as the model sees them: (X − shift) / scale with a column of ones, and likewise y."""
+
+    shift: np.ndarray
+    scale: np.ndarray
+    target_shift: float
+    target_scale: float
+
+    def rows(self, X: np.ndarray) -> np.ndarray:
+        """Standardised rows."""
+        return np.concatenate([np.ones((len(X), 1)), (X - self.shift) / self.scale], 1)
+
+    def coefficients(self, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Coefficients (…, features, columns) and intercepts (…, columns) of X and y themselves."""
+        coef = self.target_scale * beta[..., 1:, :] / self.scale[:, None]
+        return coef, self.target_scale * beta[..., 0, :] + self.target_shift - np.tensordot(
+            np.moveaxis(coef, -2, -1), self.shift, 1
+        )
+
+    def linear_map(self) -> np.ndarray:
+        """The matrix that turns (intercept, coefficients) of the model's units into those of X and y."""
+        out = np.diag(np.concatenate([[1.0], 1 / self.scale]))
+        out[0, 1:] = -self.shift / self.scale
+        return self.target_scale * out
+
+
+class GroupedModel(BaseEstimator):
+    """The fit of a prior and of all groups, without the loss and the kind of prediction."""
+
+    # The parameters of the estimators that are defined by their subclasses.
+    loss: Any
+    prior: Any
+    rank: int
+    folds: int
+    prior_groups: int
+    unseen: str
+    max_iter: int
+    tol: float
+    progress: Any
+    raise_on_interrupt: bool
+    random_state: Any
+
+    def _fit(
+        self, X: np.ndarray, target: np.ndarray, groups: Any, metadata: Any, weight: np.ndarray
+    ) -> GroupedModel:
+        """Fits everything; `target` is a vector of numbers, and rows without weight are gone."""
+        random = check_random_state(self.random_state)
+        seed = int(random.randint(2**31 - 1))
+        index = GroupIndex.of([0] * len(X) if groups is None else groups, len(X))
+        codes = index.codes([0] * len(X) if groups is None else groups, len(X))
+        self._index, self._default = index, 0 if groups is None else -1
+        self._encoder = None if metadata is None else Encoder.of(metadata, list(index.place))
+        if callable(self.prior) and metadata is None:
+            raise ValueError("prior is a function of metadata, so metadata must be given, got None")
+        known = self._known(metadata, list(index.place))
+        self._scaling = self._scaled(X, target, weight)
+        panel = _sorted_panel(
+            self._scaling.rows(X),
+            (target - self._scaling.target_shift) / self._scaling.target_scale,
+            weight,
+            codes,
+            known,
+        )
+        self._look_at(panel)
+        self._prior = self._form(panel)
+        part = panel
+        if panel.groups > self.prior_groups:
+            part = panel.part(np.sort(random.permutation(panel.groups)[: self.prior_groups]))
+        learnt = learn(
+            part,
+            self._prior,
+            self._loss,
+            folds=self.folds,
+            max_iter=self.max_iter,
+            tol=self.tol,
+            seed=seed,
+            progress=self.progress,
+        )
+        self._x = learnt.x
+        stored = self._has_intervals() and panel.groups * self._prior.size**2 <= _STORED
+        fits = fit_groups(panel, self._prior, self._loss, self._x, variance=stored)
+        self._beta, self.shrinkage_, self._variance = fits.coef, fits.share, fits.variance
+        self._errors, self._prior_errors, self._noise = np.zeros(0), np.zeros(0), 1.0
+        if self._has_intervals():
+            some = part.part(np.arange(min(part.groups, _JUDGED)))
+            errors, weights = held_out_errors(
+                some, self._prior, self._loss, self._x, folds=self.folds, seed=seed
+            )
+            self._noise = float(np.sqrt(np.average(errors**2, weights=weights)))
+            shares = np.linspace(0, 1, _QUANTILES)
+            self._errors = _weighted_quantiles(errors, weights, shares)
+            own = prior_errors(some, self._prior, self._x)
+            self._prior_errors = _weighted_quantiles(own, some.weight, shares)
+        self.history_, self.n_iter_ = np.asarray(learnt.history), max(len(learnt.history) - 1, 1)
+        self.outcome_ = learnt.outcome
+        self._publish()
+        if learnt.outcome is bx.Outcome.INTERRUPTED:
+            interrupted.end_fit(
+                f"{type(self).__name__}.fit was interrupted: the prior is that of "
+                f"{len(learnt.history) - 1} steps",
+                raises=self.raise_on_interrupt,
+            )
+        return self
+
+    def _adapted(
+        self, X: np.ndarray, target: np.ndarray, groups: Any, metadata: Any, weight: np.ndarray
+    ) -> Any:
+        """A copy that knows more groups."""
+        out = copy.copy(self)
+        names = [_NewGroup()] * len(X) if groups is None else groups
+        new = GroupIndex.of(names, len(X))
+        ids = list(new.place)
+        panel = _sorted_panel(
+            self._scaling.rows(X),
+            (target - self._scaling.target_shift) / self._scaling.target_scale,
+            weight,
+            new.codes(names, len(X)),
+            self._known(metadata, ids),
+        )
+        fits = fit_groups(panel, self._prior, self._loss, self._x, variance=self._variance is not None)
+        old = [place for one, place in self._index.place.items() if one not in new.place]
+        kept = [one for one in self._index.place if one not in new.place]
+        out._index = GroupIndex(kept + ids)
+        out._beta = np.concatenate([self._beta[old], fits.coef])
+        out.shrinkage_ = np.concatenate([self.shrinkage_[old], fits.share])
+        if self._variance is not None and fits.variance is not None:
+            out._variance = np.concatenate([self._variance[old], fits.variance])
+        out._default = len(out._index.ids) - 1 if groups is None else -1
+        out._publish()
+        return out
+
+    def _predictors(self, X: Any, groups: Any, metadata: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Linear predictors (n, columns) in the model's units, standardised rows, and the groups' codes."""
+        check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
+        rows = self._scaling.rows(_dense(X))
+        count = len(rows)
+        codes = np.full(count, self._default) if groups is None else self._index.codes(groups, count)
+        unseen = codes < 0
+        if groups is not None and unseen.any() and self.unseen == "error":
+            row = int(np.argmax(unseen))
+            raise ValueError(
+                f'groups must be known from the fit as unseen="error", got {list(groups)[row]!r} in row '
+                f"{row}; "
+                'adapt(X, y, groups=…) adds groups, and unseen="prior" predicts them by the prior'
+            )
+        eta = np.einsum("nd,ndc->nc", rows, self._beta[np.maximum(codes, 0)])
+        if unseen.any():
+            beta = np.broadcast_to(self._x["mean"], (int(unseen.sum()), *self._x["mean"].shape))
+            if metadata is not None and groups is not None:
+                names = list(groups)
+                known = self._known(metadata, [names[row] for row in np.flatnonzero(unseen)])
+                beta = beta + np.tensordot(known, self._x["known"], 1)
+            eta[unseen] = np.einsum("nd,ndc->nc", rows[unseen], beta)
+        return eta, rows, codes
+
+    def _known(self, metadata: Any, groups: list[Any]) -> np.ndarray:
+        """The metadata of groups as numbers."""
+        encoder: Encoder | None = self._encoder
+        if encoder is None:
+            if metadata is not None:
+                raise ValueError("metadata must be left out, as the model was fitted without it, got a table")
+            return np.zeros((len(groups), 0))
+        known = encoder.encode({} if metadata is None else metadata, groups)
+        if callable(self.prior):
+            known = np.asarray([np.atleast_1d(np.asarray(self.prior(one), float)) for one in known])
+            if known.ndim != 2 or not np.isfinite(known).all():
+                raise ValueError("prior must return a vector of finite numbers for a group's metadata")
+        return known
+
+    def _form(self, panel: Panel) -> Prior:
+        size, known = panel.rows.shape[1], panel.known.shape[1]
+        form = self.prior if isinstance(self.prior, str) else "diagonal"
+        if form == "auto":
+            small = size - 1 <= _FULL_SIZE and panel.groups >= _FULL_GROUPS * size
+            form = "full" if small else "diagonal"
+        rank = min(self.rank, size) if form == "low_rank" else 0
+        return Prior(form, size, self._loss.columns, rank, known)
+
+    def _scaled(self, X: np.ndarray, target: np.ndarray, weight: np.ndarray) -> Scaling:
+        shift = np.average(X, 0, weight)
+        scale = np.sqrt(np.average((X - shift) ** 2, 0, weight))
+        tiny = 1e-10 * (np.abs(shift) + np.finfo(float).tiny ** 0.5)
+        scale = np.where(scale > tiny, scale, 1.0)  # a constant feature stays at zero
+        if not self._scales_target():
+            return Scaling(shift, scale, 0.0, 1.0)
+        middle = float(np.average(target, weights=weight))
+        deviation = float(np.sqrt(np.average((target - middle) ** 2, weights=weight)))
+        return Scaling(shift, scale, middle, deviation if deviation > 1e-12 * abs(middle) else 1.0)
+
+    def _publish(self) -> None:
+        """Sets the attributes in the units of X and y."""
+        self.groups_ = self._index.ids
+        coef, intercept = self._scaling.coefficients(self._beta)
+        mean, level = self._scaling.coefficients(np.asarray(self._x["mean"]))
+        spread = np.asarray(self._prior.spread(self._x), float)
+        turn = self._scaling.linear_map() @ spread * self._noise
+        covariance = turn @ turn.T
+        deviation = np.sqrt(np.diag(covariance)[1:])
+        if self._prior.columns == 1:
+            self.coef_, self.intercept_ = coef[..., 0], intercept[..., 0]
+            mean, level = mean[..., 0], float(level[0])
+        else:
+            self.coef_, self.intercept_ = np.moveaxis(coef, -1, 1), intercept
+            mean = mean.T
+        self.prior_ = FittedPrior(self._prior.form, mean, level, deviation, covariance)
+
+    def plot_prior(self, ax: Any = None) -> Any:
+        """Plots the prior's means and deviations, feature by feature; returns the matplotlib axes."""
+        check_is_fitted(self)
+        names = getattr(self, "feature_names_in_", None)
+        return plots.plot_prior(self.prior_, names, ax)
+
+    def plot_shrinkage(self, ax: Any = None) -> Any:
+        """Plots how many groups are how much their own; returns the matplotlib axes."""
+        check_is_fitted(self)
+        return plots.plot_shrinkage(self.shrinkage_, ax)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def _checked_rows(self, X: Any, y: Any, sample_weight: Any, groups: Any, **options: Any) -> Any:
+        """X, y, groups and weights as arrays, without the rows of no weight."""
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, **options)
+        X = _dense(X)
+        if sample_weight is None:
+            return X, y, groups, np.ones(len(X))
+        weight = _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+        keep = weight > 0
+        if groups is not None:
+            GroupIndex.of(groups, len(X))  # before rows are left out, so that an error names the right row
+            groups = [group for group, one in zip(groups, keep, strict=True) if one]
+        return X[keep], y[keep], groups, weight[keep] * (keep.sum() / weight.sum())
+
+    def _check_parameters(self) -> None:
+        for name, least in (("folds", 2), ("max_iter", 0), ("prior_groups", 1), ("rank", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name} must be a whole number from {least}, got {value!r}")
+        if not isinstance(self.tol, (int, float, np.number)) or not 0 <= self.tol < 1:
+            raise ValueError(f"tol must be a number from 0 to 1, got {self.tol!r}")
+        if not callable(self.prior) and self.prior not in ("auto", *FORMS):
+            raise ValueError(
+                f"prior must be 'auto', one of {list(FORMS)} or a function of metadata, got {self.prior!r}"
+            )
+        if self.unseen not in ("prior", "error"):
+            raise ValueError(f"unseen must be 'prior' or 'error', got {self.unseen!r}")
+        if not isinstance(self.raise_on_interrupt, (bool, np.bool_)):
+            raise ValueError(f"raise_on_interrupt must be True or False, got {self.raise_on_interrupt!r}")
+
+    def _scales_target(self) -> bool:
+        raise NotImplementedError
+
+    def _has_intervals(self) -> bool:
+        raise NotImplementedError
+
+    def _look_at(self, panel: Panel) -> None:
+        """Notes what the loss depends on besides the parameters."""
+
+    def _make_loss(self) -> Loss:
+        raise NotImplementedError
+
+    @property
+    def _loss(self) -> Loss:
+        return self._make_loss()  # not stored: functions cannot be pickled
+
+
+class _NewGroup:
+    """The name of a group that was adapted without one."""
+
+    def __repr__(self) -> str:
+        return "<a new group>"
+
+
+def _dense(X: Any) -> np.ndarray:
+    return X.toarray(order="C") if sparse.issparse(X) else X
+
+
+def _sorted_panel(
+    rows: np.ndarray, target: np.ndarray, weight: np.ndarray, codes: np.ndarray, known: np.ndarray
+) -> Panel:
+    order = np.argsort(codes, kind="stable")
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=len(known)))])
+    return Panel(rows[order], target[order], weight[order], offsets, known)
+
+
+def _weighted_quantiles(values: np.ndarray, weights: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    order = np.argsort(values)
+    reached = (np.cumsum(weights[order]) - 0.5 * weights[order]) / weights.sum()
+    return np.interp(shares, reached, values[order])

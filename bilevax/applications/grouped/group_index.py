@@ -1,0 +1,92 @@
+"""Groups of any hashable type, as codes from 0."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+
+
+class GroupIndex:
+    """The known groups.
+
+    Args:
+      ids: the groups, each once.
+
+    Example:
+      >>> index = GroupIndex.of(["b", "a", "b"], 3)
+      >>> index.ids.tolist(), index.codes(["a", "c"], 2).tolist()
+      (['a', 'b'], [0, -1])
+    """
+
+    def __init__(self, ids: list[Any]):
+        self.place = {one: code for code, one in enumerate(ids)}
+        self.ids = as_array(ids)
+
+    @classmethod
+    def of(cls, groups: Any, count: int) -> GroupIndex:
+        """The index of the groups of so many rows, in ascending order where they have one."""
+        ids = list(dict.fromkeys(checked(groups, count)))
+        with contextlib.suppress(TypeError):  # groups of several types stay in the order of the rows
+            ids = sorted(ids)
+        return cls(ids)
+
+    def codes(self, groups: Any, count: int) -> np.ndarray:
+        """The code of every row's group; −1 where it is not known."""
+        place = self.place
+        return np.fromiter((place.get(one, -1) for one in checked(groups, count)), np.int64, count)
+
+
+def checked(groups: Any, count: int) -> list[Any]:
+    """The group of every row as a list.
+
+    Raises:
+      ValueError, TypeError: there are not so many, one is missing, or one cannot be hashed.
+    """
+    if isinstance(groups, (str, bytes)) or not hasattr(groups, "__len__"):
+        raise TypeError(f"groups must hold one group per row, got {type(groups).__name__}")
+    if hasattr(groups, "tolist"):
+        groups = np.asarray(groups) if not hasattr(groups, "to_numpy") else groups.to_numpy()
+        if groups.ndim != 1:
+            raise ValueError(f"groups must be one-dimensional, got shape {groups.shape}")
+        groups = groups.tolist()
+    out = list(groups)
+    if len(out) != count:
+        raise ValueError(f"groups must have one entry for each of the {count} rows of X, got {len(out)}")
+    try:
+        distinct = set(out)
+    except TypeError as error:
+        raise TypeError(f"groups must be hashable, such as numbers, strings or tuples: {error}") from error
+    for one in distinct:
+        if one is None or one != one:
+            row = next(row for row, group in enumerate(out) if group is None or group != group)
+            raise ValueError(f"groups must not be missing, got {out[row]!r} in row {row}")
+    return out
+
+
+def as_array(ids: list[Any]) -> np.ndarray:
+    """Groups as an array: of numbers or strings where all are of one type, else of objects."""
+    if ids and all(type(one) is type(ids[0]) for one in ids) and isinstance(ids[0], (int, float, str)):
+        return np.asarray(ids)
+    out = np.empty(len(ids), object)
+    out[:] = ids
+    return out
+
+
+def to_json(one: Any) -> Any:
+    """A group as JSON can hold it; tuples are marked."""
+    if isinstance(one, tuple):
+        return {"tuple": [to_json(part) for part in one]}
+    if isinstance(one, (str, int, float, bool)):
+        return one
+    raise TypeError(f"groups must be numbers, strings or tuples of them to be saved, got {one!r}")
+
+
+def from_json(one: Any) -> Any:
+    """The inverse of `to_json`."""
+    if isinstance(one, dict) and list(one) == ["tuple"] and isinstance(one["tuple"], list):
+        return tuple(from_json(part) for part in one["tuple"])
+    if isinstance(one, (str, int, float, bool)):
+        return one
+    raise ValueError(f"expected a group, got {one!r}")

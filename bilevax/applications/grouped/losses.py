@@ -1,0 +1,104 @@
+"""The loss of one row, from the linear predictors of its group and its target."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+REGRESSION = ("squared", "poisson", "quantile", "huber")
+_MOST = 30.0  # of the logarithm of a Poisson mean
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """A loss of rows.
+
+    Attributes:
+      row: ℓ(predictors, target) of one row, convex in the predictors, a vector of `columns` entries.
+      columns: how many linear predictors a row has.
+      quadratic: whether ℓ is ½ (predictor − target)².
+      bound: a curvature of ℓ in its one predictor at which a parabola lies above ℓ, for steps where ℓ itself
+        is nearly straight; None if steps by ∇²ℓ do.
+    """
+
+    row: Callable[[Array, Array], Array]
+    columns: int = 1
+    quadratic: bool = False
+    bound: Callable[[Array, Array], Array] | None = None
+
+
+@functools.lru_cache  # one object per loss: JAX compiles anew for every other object
+def regression_loss(name: str | Callable[..., Any], quantile: float, size: float) -> Loss:
+    """The loss of a regressor.
+
+    Args:
+      name: one of `REGRESSION`, or a function of a prediction and a target.
+      quantile: of the quantile loss.
+      size: the residual at which Huber's loss turns linear, or over which the corner of the quantile loss is
+        rounded off.
+    """
+    if callable(name):
+        return Loss(lambda eta, target: name(eta[0], target))
+    if name == "squared":
+        return Loss(lambda eta, target: 0.5 * (eta[0] - target) ** 2, quadratic=True)
+    if name == "poisson":
+        return Loss(lambda eta, target: _bounded_exp(eta[0]) - target * eta[0])
+    if name == "quantile":
+        return Loss(
+            lambda eta, target: smooth_pinball(target - eta[0], quantile, size),
+            bound=lambda eta, target: _softplus_bound((target - eta[0]) / size) / size,
+        )
+    return Loss(
+        lambda eta, target: _huber(eta[0] - target, size),
+        bound=lambda eta, target: size / jnp.maximum(jnp.abs(eta[0] - target), size),
+    )
+
+
+@functools.lru_cache
+def classification_loss(name: str | Callable[..., Any], classes: int) -> Loss:
+    """The loss of a classifier, from logits (of the second of two classes, or of all) and a class code."""
+    columns = 1 if classes == 2 else classes
+    if callable(name):
+        return Loss(lambda eta, code: name(eta[0] if columns == 1 else eta, code.astype(int)), columns)
+    if columns == 1:
+        return Loss(lambda eta, code: jax.nn.softplus(eta[0]) - code * eta[0])
+    return Loss(lambda eta, code: jax.nn.logsumexp(eta) - eta[code.astype(int)], columns)
+
+
+def smooth_pinball(residual: Array, quantile: float, size: float) -> Array:
+    """The pinball loss with its corner rounded off: q r + s softplus(−r/s), for target − prediction r."""
+    return quantile * residual + size * jax.nn.softplus(-residual / size)
+
+
+def pinball(residual: np.ndarray, quantile: float) -> np.ndarray:
+    """The pinball loss itself, of target − prediction.
+
+    Example:
+      >>> pinball(np.array([2.0, -1.0]), 0.9).round(3).tolist()
+      [1.8, 0.1]
+    """
+    return np.where(residual >= 0, quantile * residual, (quantile - 1) * residual)
+
+
+def _huber(residual: Array, bend: float) -> Array:
+    size = jnp.abs(residual)
+    return jnp.where(size <= bend, 0.5 * residual**2, bend * (size - 0.5 * bend))
+
+
+def _softplus_bound(u: Array) -> Array:
+    """tanh(u/2) / (2u): a parabola of this curvature touches softplus at ±u and lies above it elsewhere."""
+    safe = jnp.where(jnp.abs(u) > 1e-3, u, 1.0)
+    return jnp.where(jnp.abs(u) > 1e-3, jnp.tanh(safe / 2) / (2 * safe), 0.25)
+
+
+def _bounded_exp(eta: Array) -> Array:
+    """exp, that goes on along a tangent where it would overflow in a long Newton step."""
+    low = jnp.exp(jnp.minimum(eta, _MOST))
+    return jnp.where(eta <= _MOST, low, jnp.exp(_MOST) * (1 + eta - _MOST))

@@ -1,0 +1,94 @@
+r"""The prior that all groups share: x of the bilevel problem.
+
+A group's coefficients are :math:`\beta_i = \mu(z_i) + S w_i` with :math:`\tfrac12 \|w_i\|^2` as penalty,
+which is a Gaussian prior with mean μ and covariance :math:`S S^\top`. The group's variable is w, so that its
+problem is well-conditioned whatever S is, and S may go to zero where groups do not differ.
+
+| form | S |
+| --- | --- |
+| ridge | one strength for all features, one for the intercept |
+| diagonal | a strength per feature |
+| low_rank | a strength per feature, and a few directions in which coefficients vary together |
+| full | a triangular matrix |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+FORMS = ("ridge", "diagonal", "low_rank", "full")
+_LOW, _HIGH = -9.0, 7.0  # bounds of the logarithms of strengths, relative to the start
+_FIRST = 0.1  # of a strength: how far low-rank directions start from zero, where their gradient is zero
+
+X = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prior:
+    """The form of a prior.
+
+    Attributes:
+      form: one of `FORMS`.
+      size: d, the number of features and the intercept, which comes first.
+      columns: linear predictors of a row; all have the same S.
+      rank: the number of directions of "low_rank".
+      known: how many entries a group's metadata has.
+    """
+
+    form: str
+    size: int
+    columns: int = 1
+    rank: int = 0
+    known: int = 0
+
+    def start(self, mean: np.ndarray, strength: float, seed: int = 0) -> X:
+        """x at a given mean, (d, columns), and one strength."""
+        d, level = self.size, float(np.log(strength))
+        x: X = {"mean": np.asarray(mean, float), "scale": np.full(2 if self.form == "ridge" else d, level)}
+        if self.form == "full":
+            x["mix"] = np.zeros(d * (d - 1) // 2)
+        if self.form == "low_rank":
+            x["mix"] = _FIRST * np.random.default_rng(seed).normal(size=(d, self.rank))
+        if self.known:
+            x["known"] = np.zeros((self.known, d, self.columns))
+        return x
+
+    def bounds(self, x: X) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """The least and the greatest value of every entry."""
+        ends = {name: (np.full(one.shape, -np.inf), np.full(one.shape, np.inf)) for name, one in x.items()}
+        return ends | {"scale": (x["scale"] + _LOW, x["scale"] + _HIGH)}
+
+    @property
+    def width(self) -> int:
+        """e, the length of w per column."""
+        return self.size + (self.rank if self.form == "low_rank" else 0)
+
+    def spread(self, x: X) -> Array:
+        """S, (d, e)."""
+        d, scale = self.size, jnp.asarray(x["scale"])
+        if self.form == "ridge":
+            scale = jnp.concatenate([scale[:1], jnp.broadcast_to(scale[1:], (d - 1,))])
+        strengths = jnp.exp(scale)[:, None]
+        matrix = jnp.eye(d, dtype=scale.dtype)
+        if self.form == "full":
+            matrix = matrix.at[np.tril_indices(d, -1)].set(x["mix"])
+        if self.form == "low_rank":
+            matrix = jnp.concatenate([matrix, jnp.asarray(x["mix"])], 1)
+        return strengths * matrix
+
+    def mean(self, x: X, known: Array) -> Array:
+        """μ of a group with this metadata, (d, columns)."""
+        return x["mean"] + jnp.tensordot(known, x["known"], 1) if self.known else x["mean"]
+
+    def penalty(self, x: X) -> Array:
+        """Half the sum of squares of what is zero if features are alike and metadata says nothing."""
+        own = x["scale"][1:]
+        total = jnp.sum(x["mean"][1:] ** 2) + jnp.sum((own - jnp.mean(own)) ** 2)
+        for name in ("mix", "known"):
+            total += jnp.sum(x[name] ** 2) if name in x else 0.0
+        return 0.5 * total

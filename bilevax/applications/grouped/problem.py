@@ -1,0 +1,47 @@
+"""The same problem for bilevax's own methods and diagnostics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+import bilevax as bx
+from bilevax.applications.grouped.blocks import Panel
+from bilevax.applications.grouped.losses import Loss
+from bilevax.applications.grouped.priors import Prior, X
+
+
+def make_problem(panel: Panel, prior: Prior, loss: Loss, *, folds: int = 5, seed: int = 0) -> bx.Problem:
+    """Grouped data as a `bx.Problem`: a block per fold of a group, x the prior and y a fold's w.
+
+    Every group needs two rows or more. F is the loss per row of weight that the estimators minimise, but for
+    the small penalty on the prior itself.
+
+    Args:
+      panel: the rows.
+      prior: the form of the prior.
+      loss: of a row.
+      folds: of a group, at most.
+      seed: of the folds.
+    """
+    rows = {"row": panel.rows, "target": panel.target, "weight": panel.weight}
+    made = bx.Folds(rows, panel.offsets, folds, seed=seed)
+    kept, held = (np.asarray(one.lengths, float) for one in (made.kept, made.held_out))
+    share = held * made.count / panel.weight.sum()
+
+    def losses(x: X, w: Array, block: Any, batch: Any) -> Array:
+        beta = prior.mean(x, block["known"]) + prior.spread(x) @ w
+        return jnp.mean(batch["weight"] * jax.vmap(loss.row)(batch["row"] @ beta, batch["target"]))
+
+    def upper(x: X, w: Array, block: Any, batch: Any) -> Array:
+        return block["share"] * losses(x, w, block, batch)
+
+    def lower(x: X, w: Array, block: Any, batch: Any) -> Array:
+        return losses(x, w, block, batch) + 0.5 * jnp.sum(w**2) / block["kept"]
+
+    blocks = {"known": panel.known[made.group], "share": share, "kept": kept}
+    return bx.Problem(upper, lower, blocks, made.held_out, made.kept)

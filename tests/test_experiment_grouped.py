@@ -1,0 +1,103 @@
+"""`bilevax reproduce grouped`: the baselines are what they say, and the command writes its tables."""
+
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+import pytest
+
+pytest.importorskip("typer")
+from sklearn.linear_model import LogisticRegression, Ridge
+from typer.testing import CliRunner
+
+from bilevax.cli import app
+from bilevax.data import generate
+from bilevax.experiments import grouped
+from bilevax.experiments.grouped_baselines import (
+    Rows,
+    Sums,
+    group_intercepts,
+    laplace_em,
+    newton,
+    squared_baselines,
+)
+
+
+@pytest.fixture(scope="module")
+def panel():
+    return grouped._generated(300)(0, False)
+
+
+def test_ridges_from_sums_are_those_of_scikit_learn(panel):
+    train, _ = panel
+    sums = Sums.of(train, np.arange(len(train.y)) % 5)
+    X, y = train.of(3)
+    found = sums.ridge(2.0, np.zeros(9), np.diag(np.arange(9) > 0))[3]
+    expected = Ridge(alpha=2.0).fit(X[:, 1:], y)
+    np.testing.assert_allclose(found, [expected.intercept_, *expected.coef_], atol=1e-5)
+    held = np.arange(train.offsets[3], train.offsets[4]) % 5
+    error = 0.0
+    for k in range(5):
+        fit = Ridge(alpha=2.0).fit(X[held != k, 1:], y[held != k])
+        error += np.sum((fit.predict(X[held == k, 1:]) - y[held == k]) ** 2)
+    assert sums.errors(2.0, np.zeros(9), np.diag(np.arange(9) > 0))[3] == pytest.approx(error, rel=1e-3)
+
+
+def test_expectation_maximisation_finds_the_truth_it_was_drawn_from(panel):
+    train, test = panel
+    mean, covariance, noise = Sums.of(train, np.zeros(len(train.y), int)).expectation_maximisation()
+    random = np.random.default_rng(0)
+    truth, mix = random.normal(size=9), 0.3 * random.normal(size=(9, 9))
+    assert np.abs(mean - truth).max() < 0.3
+    assert np.abs(covariance - mix @ mix.T).max() < 0.4 * np.abs(mix @ mix.T).max()
+    assert noise == pytest.approx(1.0, abs=0.1)
+    losses = {}
+    for name, fit in squared_baselines(train, 0).items():
+        losses[name] = np.mean(((test.X * fit()[test.group]).sum(1) - test.y) ** 2)
+    assert losses["EM"] < losses["shared α around pooled"] < losses["shared α"] < losses["pooled"]
+
+
+def test_group_intercepts_and_logistic_fits_are_those_of_other_code():
+    random = np.random.default_rng(0)
+    X = np.concatenate([np.ones((60, 1)), random.normal(size=(60, 2))], 1)
+    rows = Rows(X, random.normal(size=60), np.array([0, 20, 60]))
+    hot = np.concatenate([np.eye(2)[rows.group], X[:, 1:]], 1)
+    expected = np.linalg.lstsq(hot, rows.y, rcond=None)[0]
+    np.testing.assert_allclose(
+        group_intercepts(rows), [[expected[i], *expected[2:]] for i in (0, 1)], atol=1e-9
+    )
+    y = (random.random(60) < 0.5).astype(float)
+    ours, _ = newton(X, y, np.zeros(3), np.diag([1e-9, 0.5, 0.5]), np.zeros(3))
+    theirs = LogisticRegression(C=2.0, tol=1e-8).fit(X[:, 1:], y)
+    np.testing.assert_allclose(ours, [theirs.intercept_[0], *theirs.coef_[0]], atol=1e-4)
+
+
+def test_laplace_em_moves_the_prior_towards_the_truth():
+    random = np.random.default_rng(0)
+    group = np.repeat(np.arange(200), 20)
+    X = np.concatenate([np.ones((4000, 1)), random.normal(size=(4000, 1))], 1)
+    beta = np.array([0.5, -1.0]) + random.normal(size=(200, 2)) * [0.2, 1.0]
+    y = (random.random(4000) < 1 / (1 + np.exp(-(X * beta[group]).sum(1)))).astype(float)
+    _, mean, covariance = laplace_em(Rows(X, y, np.arange(201) * 20))
+    assert np.abs(mean - [0.5, -1.0]).max() < 0.2
+    assert 0.6 < covariance[1, 1] ** 0.5 < 1.3
+    assert covariance[0, 0] ** 0.5 < 0.4
+
+
+def test_the_command_writes_its_tables(monkeypatch, tmp_path):
+    table = generate.interactions(60, 80, 1500, seed=0).table
+    monkeypatch.setattr(grouped, "load_interactions", lambda name: table)
+    small = grouped.GroupedOptions(
+        splits=1, users=40, logistic_users=30, generated=30, new_users=10, factors=2, priors=("diagonal",)
+    )
+    monkeypatch.setattr(grouped.GroupedOptions, "quick", lambda self: small)
+    result = CliRunner().invoke(app, ["reproduce", "grouped", "--quick", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    for name in ("squared", "logistic", "generated", "new"):
+        with (tmp_path / "grouped" / f"grouped_{name}.csv").open(encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        assert rows
+        if name != "new":
+            assert {"pooled", "own α", "shared α around pooled"} < {row["method"] for row in rows}
+            assert rows[-1]["method"].endswith(", diagonal")
