@@ -76,13 +76,14 @@ def solve(matrices: Float[Array, "slots d d"], right: Float[Array, "slots d k"])
     """The solutions of positive definite systems; `right` has its right-hand sides as last axis."""
     if matrices.shape[-1] == 1:
         return right / matrices
+    return jax.vmap(one_by_one(solve_one))(matrices, right)
 
-    def one(matrix: Array, right: Array) -> Array:
-        factor = _cholesky(matrix)
-        half = jax.lax.linalg.triangular_solve(factor, right, left_side=True, lower=True)
-        return jax.lax.linalg.triangular_solve(factor, half, left_side=True, lower=True, transpose_a=True)
 
-    return jax.vmap(one_by_one(one))(matrices, right)
+def solve_one(matrix: Float[Array, "d d"], right: Float[Array, "d k"]) -> Float[Array, "d k"]:
+    """The solution of one positive definite system; under a vmap to be called by `one_by_one`."""
+    factor = _cholesky(matrix)
+    half = jax.lax.linalg.triangular_solve(factor, right, left_side=True, lower=True)
+    return jax.lax.linalg.triangular_solve(factor, half, left_side=True, lower=True, transpose_a=True)
 
 
 def solve_indefinite(

@@ -21,6 +21,7 @@ from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import Sample, Sampler, all_rows
 from bilevax._problem.view import BlockView, each_block
 from bilevax._step.lagrangian import Point, gradients, upper_gradients
+from bilevax._step.linear_algebra import one_by_one, solve_one
 from bilevax._step.slots import gather
 from bilevax._truth.own_solve import Minimised, own_levels, solve_own
 from bilevax._truth.saddle_solve import indefinite_inverse, solve_saddle
@@ -28,7 +29,7 @@ from bilevax._util.trees import PyTree, combine, norm, result_dtype, zeros_like
 
 _DENSE = 512  # the largest d_y whose Hessians are formed
 _NUMBERS = 2**25  # about how many entries of intermediate results a group of blocks may take
-_MOST_BLOCKS = 256  # in a group: solving 1,000 blocks at once hung on a busy CPU of two cores
+_MOST_BLOCKS = 256  # in a group: all of them iterate until the last one is solved
 _NEWTON_STEPS = 100
 
 
@@ -269,7 +270,7 @@ def _is_convex(gradient: Callable[[Array], Array], y: Array) -> Array:
         shifted = (hessian + hessian.T) / 2 + rounding * jnp.max(jnp.abs(hessian)) * jnp.eye(
             y.size, dtype=y.dtype
         )
-        return jnp.all(jnp.isfinite(jnp.linalg.cholesky(shifted)))
+        return jnp.all(jnp.isfinite(one_by_one(jnp.linalg.cholesky)(shifted)))
     _, push = jax.linearize(gradient, y)
     largest = _power(push, y)
     return _power(lambda v: largest * v - push(v), y) <= (1 + 1e-3) * largest
@@ -289,18 +290,16 @@ def _power(push: Callable[[Array], Array], like: Array, turns: int = 30) -> Arra
 
 def _system(gradient: Callable[[Array], Array], y: Array, right: Array, plan: Accuracy) -> Array:
     """[∇²g(y)]⁻¹ right: by a Cholesky factorisation if it is small, else by conjugate gradients."""
-    _, lineax = libraries()
-    positive = lineax.positive_semidefinite_tag
     if y.size <= _DENSE:
-        operator = lineax.MatrixLinearOperator(jax.jacfwd(gradient)(y), positive)
-        return lineax.linear_solve(operator, right, lineax.Cholesky(), throw=False).value
+        return one_by_one(solve_one)(jax.jacfwd(gradient)(y), right[:, None])[:, 0]
+    _, lineax = libraries()
     _, push = jax.linearize(gradient, y)
     size = _or_one(norm(right))
     unit = right / size
     # lineax treats curvatures below 100 d ε as zero, which is not small in float32: so they are scaled up.
     boost = 1e6 / _or_one(norm(push(unit)))
     operator = lineax.FunctionLinearOperator(
-        lambda v: boost * push(v), jax.ShapeDtypeStruct(y.shape, y.dtype), positive
+        lambda v: boost * push(v), jax.ShapeDtypeStruct(y.shape, y.dtype), lineax.positive_semidefinite_tag
     )
     fine = max(1e-2 * plan.tolerance, 20 * float(jnp.finfo(y.dtype).eps))
     method = lineax.CG(rtol=fine, atol=fine, norm=norm)
