@@ -1,4 +1,4 @@
-"""Runs and diagnostics that factorise matrices, started by `test_factorisations.py` in a process of its own."""
+"""Runs and diagnostics that factorise matrices, in a process of their own: `test_factorisations.py`."""
 
 from __future__ import annotations
 
