@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import bilevax as bx
+from bilevax.solvers.default import chosen_solver
 
 
 def mean_square(x, y, block, batch):
@@ -149,3 +150,19 @@ def test_a_run_on_large_data_resumes_with_what_was_chosen(tmp_path):
     chosen = {line.name: (line.value, line.chosen) for line in found.settings.lines}
     assert chosen["blocks_per_step"] == ("128 of 2000", "automatic")
     assert chosen["batch_size"] == ("all", "automatic")
+
+
+@pytest.mark.parametrize(
+    ("width", "rows", "expected"),
+    [(64, 3000, bx.BlockNewton), (100, 500, bx.BlockNewton), (100, 2000, bx.MMBO)],
+)
+def test_newton_steps_are_the_default_where_a_step_can_afford_them(width, rows, expected):
+    problem = bx.Problem(
+        lambda x, y, block, batch: jnp.mean((batch @ y) ** 2),
+        lambda x, y, block, batch: jnp.mean((batch @ (y - x)) ** 2) + y @ y,
+        4,
+        bx.Shared(np.ones((1, width), np.float32)),
+        bx.Shared(np.ones((rows, width), np.float32)),
+    )
+    sampler = bx.Sampling().sampler(problem, jax.random.key(0))
+    assert isinstance(chosen_solver(problem, None, jnp.zeros((4, width)), sampler), expected)

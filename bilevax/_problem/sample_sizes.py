@@ -38,19 +38,27 @@ def chosen_sizes(
       batch_size: what the user gave; None if nothing.
       strata: what I must be divisible by, if it is chosen.
     """
-    m, sources = problem.count, [one for one in (problem.upper_data, *problem.lower_data) if one is not None]
-    blocks = m if blocks_per_step == "all" else blocks_per_step
+    m, blocks = problem.count, problem.count if blocks_per_step == "all" else blocks_per_step
     size = None if batch_size == "all" else batch_size
     if blocks is None or batch_size is None:
-        rows = [_longest(source) for source in sources]
         if blocks is None:
-            visit = sum(rows) if size is None else size * len(sources)
-            blocks = m if m * max(visit, 1) <= CHEAP else _share(m, strata)
+            blocks = m if m * max(rows_of_a_visit(problem, size), 1) <= CHEAP else _share(m, strata)
+        rows = [_longest(source) for source in _sources(problem)]
         # Where f and g are not means over rows, B is part of the problem.
         if batch_size is None and problem.means_over_rows and blocks * sum(rows) > CHEAP:
             some = min(max(_ROWS // blocks, _FEWEST_ROWS), _MOST_ROWS)
             size = some if some < max(rows) else None
     return int(blocks), None if size is None else int(size)
+
+
+def rows_of_a_visit(problem: Problem, size: int | None) -> int:
+    """How many rows a step reads of a block, of all sources together; None takes all of them."""
+    sources = _sources(problem)
+    return sum(map(_longest, sources)) if size is None else size * len(sources)
+
+
+def _sources(problem: Problem) -> list[Rows]:
+    return [one for one in (problem.upper_data, *problem.lower_data) if one is not None]
 
 
 def _share(blocks: int, strata: int) -> int:

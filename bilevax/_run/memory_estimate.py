@@ -115,12 +115,12 @@ def memory_estimate(
       >>> estimate.slots  # y, s, v and u, and two stamps of two numbers each, of four blocks in float32
       192
     """
-    solver = chosen_solver(problem, solver, y0)
     shards = None if mesh is None else make_shards(mesh)
     sampling = as_sampling(sampling, blocks_per_step, batch_size)
     if sampling.strata is None and shards is not None:
         sampling = dataclasses.replace(sampling, strata=shards.devices)
     sampler = sampling.sampler(problem, jax.random.key(0))
+    solver = chosen_solver(problem, solver, y0, sampler)
     solver.check(problem, sampler)
     problem, x0, y0 = _outlined(problem), _shapes(x0), _shapes(y0)
     state = eqx.filter_eval_shape(solver.start, problem, x0, y0, sampler)

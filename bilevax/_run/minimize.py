@@ -69,7 +69,7 @@ def minimize(
       y0: where the lower variables start, with the slots as leading axis; a dict if the levels have
         names. A mean level may be left None.
       solver: `BSVRBv2(…)` or another method, or a `Restart` of one; left out, `BlockNewton()` for lower
-        problems of low dimension, and `MMBO()` for others.
+        problems whose Hessians a step can afford, and `MMBO()` for others.
       steps: how many steps to take; may be left out if `stop` says when to stop.
       key: the random key: the same key gives the same run; left out, `jax.random.key(0)`.
       sampling: how blocks and rows are drawn.
@@ -130,12 +130,12 @@ def minimize(
     measures = _checked_metrics(metrics)
     stop.check_watch([*FIXED, *measures])
     saving = None if checkpoint is None else as_checkpoint(checkpoint)
-    solver = chosen_solver(problem, solver, y0)
     shards = None if mesh is None else make_shards(mesh)
+    sampler = _with_strata(sampling, saving, shards).sampler(problem, key)
+    solver = chosen_solver(problem, solver, y0, sampler)
     speaks = shards is None or shards.speaks
     display = make_progress(progress if speaks else None, steps)
     logs = Logs(log if speaks else None)
-    sampler = _with_strata(sampling, saving, shards).sampler(problem, key)
     solver.check(problem, sampler)
 
     with contextlib.ExitStack() as stack:

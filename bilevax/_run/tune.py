@@ -168,7 +168,7 @@ def tune(
     steps, rungs = checked_steps(steps, 1), checks.whole_number("rungs", rungs, 1, 20)
     key = jax.random.key(0) if key is None else key
     sampling = as_sampling(sampling, blocks_per_step, batch_size)
-    base, make = _base_and_maker(problem, solver, y0)
+    base, make = _base_and_maker(problem, solver, y0, sampling, key)
     settings = combinations(default_grid(base) if grid is None else grid)
     sampler = sampling.sampler(problem, key)
     solvers = [make(**setting) for setting in settings]
@@ -211,13 +211,15 @@ def tune(
     return Tuned(*found, trials, ends, judge.blocks)
 
 
-def _base_and_maker(problem: Problem, solver: Any, y0: PyTree) -> tuple[AbstractSolver | None, Make]:
+def _base_and_maker(
+    problem: Problem, solver: Any, y0: PyTree, sampling: Sampling, key: Array
+) -> tuple[AbstractSolver | None, Make]:
     """The solver whose hyper-parameters are replaced, if there is one, and what makes that of a setting."""
     if isinstance(solver, type):
         solver = solver()
     if callable(solver):
         return None, cast(Make, solver)
-    base = chosen_solver(problem, solver, y0)
+    base = chosen_solver(problem, solver, y0, sampling.sampler(problem, key))
     return base, functools.partial(changed, base)
 
 

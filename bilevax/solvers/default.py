@@ -9,30 +9,37 @@ import numpy as np
 
 from bilevax._problem.levels import Level
 from bilevax._problem.problem import Problem
+from bilevax._problem.sample_sizes import rows_of_a_visit
+from bilevax._problem.sampling import Sampler
 from bilevax._util import checks
 from bilevax._util.trees import PyTree
 from bilevax.solvers.base import AbstractSolver
 from bilevax.solvers.block_newton import BlockNewton
 from bilevax.solvers.mmbo import MMBO
 
-_WIDEST = 64  # lower variables of a block, up to which a step can afford to factorise Hessians
+_NARROW = 64  # lower variables of a block, up to which a step can always afford to factorise Hessians
+_MOST_WORK = 2**26  # products in a step, up to which it can afford that for more variables
 _MOST = 2**26  # entries of all Hessians together
 
 
-def chosen_solver(problem: Problem, solver: AbstractSolver | None, y0: PyTree) -> AbstractSolver:
+def chosen_solver(
+    problem: Problem, solver: AbstractSolver | None, y0: PyTree, sampler: Sampler
+) -> AbstractSolver:
     """The solver that was given; else BlockNewton for small lower problems and MMBO for large ones."""
     if solver is None:
-        return (
-            BlockNewton() if all(_small(*level, y0, problem) for level in problem.levels.items()) else MMBO()
-        )
+        small = all(_small(*level, y0, problem, sampler) for level in problem.levels.items())
+        return BlockNewton() if small else MMBO()
     checks.solver(solver, AbstractSolver)
     return solver
 
 
-def _small(name: str, level: Level, y0: PyTree, problem: Problem) -> bool:
+def _small(name: str, level: Level, y0: PyTree, problem: Problem, sampler: Sampler) -> bool:
     """Whether the Hessians of a level can be stored and factorised."""
     if not level.has_hessian:  # there is none to store
         return True
     own = y0.get(name) if problem.named and isinstance(y0, dict) else y0
     size = sum(math.prod(np.shape(leaf)[1:]) for leaf in jax.tree.leaves(own))
-    return level.slots is None and size <= _WIDEST and problem.count * size**2 <= _MOST
+    if level.slots is not None or problem.count * size**2 > _MOST:
+        return False
+    rows = rows_of_a_visit(problem, sampler.batch_size)
+    return size <= _NARROW or sampler.per_step * size**2 * (rows + size) <= _MOST_WORK
