@@ -1,9 +1,9 @@
-"""`TopKRecommender` with its defaults, beside popularity, EASE and ALS, on tables of several shapes.
+"""`TopKRecommender` with its defaults, beside popularity, EASE (binary, and with gains) and ALS, on tables of several shapes.
 
     python -m benchmarks.recommenders ml-1m dense sparse implicit --seeds 3
 
 The last five items of every user are for testing; everything else is the table that a user would have.
-`TopKRecommender` is fitted to it with its defaults and holds out development items by itself. The other two
+`TopKRecommender` is fitted to it with its defaults and holds out development items by itself. The others
 choose their settings on the five items before the test items, and are then fitted to the whole table. All
 items that the table does not have for a user are ranked; NDCG@10 has the gains 2^r − 1.
 
@@ -27,16 +27,35 @@ import jax
 import numpy as np
 from scipy import stats
 
-from bilevax.applications.ranking import Ratings, TopKRecommender, evaluate, hold_out
+from bilevax.applications.ranking import Held, Ratings, TopKRecommender, evaluate, hold_out
 from bilevax.data import Interactions, generate, load_interactions, make_interactions, split_last
+from bilevax.experiments.ndcg_baselines import (
+    BASELINES,
+    Baseline,
+    Scores,
+    ScoreTable,
+    als,
+    ease,
+    gain_ease,
+)
 
-Scores = np.ndarray  # (users, items)
 SIZES = {"dense": 120_000, "medium": 60_000, "sparse": 30_000}
 TEST = 5
-EASE_RIDGES = (10.0, 30.0, 100.0, 300.0, 1000.0)
-ALS_CHOICES = tuple(
-    (rank, alpha, ridge) for rank in (16, 64) for alpha in (3.0, 10.0) for ridge in (3.0, 30.0)
-)
+RIDGES = tuple({"ridge": ridge} for ridge in (10.0, 30.0, 100.0, 300.0, 1000.0))
+CLOSED_FORMS = {
+    "popularity": BASELINES["popularity"],
+    "EASE": Baseline(ease, RIDGES),
+    "EASE, gains": Baseline(gain_ease, RIDGES),
+    "ALS": Baseline(
+        als,
+        tuple(
+            {"rank": rank, "alpha": alpha, "ridge": ridge}
+            for rank in (16, 64)
+            for alpha in (3.0, 10.0)
+            for ridge in (3.0, 30.0)
+        ),
+    ),
+}
 
 
 class Score(NamedTuple):
@@ -99,62 +118,17 @@ def _rows(table: Interactions, kept: Any) -> Interactions:
     return dataclasses.replace(table, **columns)
 
 
-class Table:
-    """A model whose scores are a table: what `evaluate` needs."""
-
-    def score(self, x: Any, user: Any, items: Any) -> Any:
-        return x[user][items]
-
-    def score_all(self, x: Any, users: Any) -> Any:
-        return x[users]
-
-
-def ndcg(scores: Scores, held: Any) -> float:
+def ndcg(scores: Scores, held: Held) -> float:
     """The mean NDCG@10."""
-    found = jax.jit(lambda x: evaluate(Table(), x, held, [10]))(np.asarray(scores, np.float32))
+    found = jax.jit(lambda x: evaluate(ScoreTable(), x, held, [10]))(np.asarray(scores, np.float32))
     return float(np.nanmean(np.asarray(found["ndcg@10"])))
 
 
-def dense(ratings: Ratings) -> np.ndarray:
-    """(users, items): 1 where there is a pair."""
-    out = np.zeros((ratings.users, ratings.item_count), np.float32)
-    owner = np.repeat(np.arange(ratings.users), np.diff(np.asarray(ratings.offsets)))
-    out[owner, np.asarray(ratings.items)[: len(owner)]] = 1.0
-    return out
-
-
-def ease(pairs: np.ndarray, ridge: float) -> Scores:
-    """Steck, *Embarrassingly Shallow Autoencoders for Sparse Data*, WWW 2019."""
-    inverse = np.linalg.inv(pairs.T @ pairs + ridge * np.eye(pairs.shape[1], dtype=pairs.dtype))
-    weights = -inverse / np.diag(inverse)
-    np.fill_diagonal(weights, 0.0)
-    return pairs @ weights
-
-
-def als(pairs: np.ndarray, rank: int, alpha: float, ridge: float, sweeps: int = 10, seed: int = 0) -> Scores:
-    """Hu, Koren and Volinsky, *Collaborative Filtering for Implicit Feedback Datasets*, ICDM 2008."""
-    random = np.random.default_rng(seed)
-    user, item = (0.1 * random.normal(size=(count, rank)).astype(np.float32) for count in pairs.shape)
-    for _ in range(sweeps):
-        user = _half(pairs, item, alpha, ridge)
-        item = _half(pairs.T, user, alpha, ridge)
-    return user @ item.T
-
-
-def _half(pairs: np.ndarray, fixed: np.ndarray, alpha: float, ridge: float) -> np.ndarray:
-    """One half of a sweep: weight 1 + α on pairs, 1 elsewhere."""
-    rank = fixed.shape[1]
-    common = fixed.T @ fixed + ridge * np.eye(rank, dtype=np.float32)
-    matrices = np.stack([common + alpha * fixed[row > 0].T @ fixed[row > 0] for row in pairs])
-    targets = (1 + alpha) * pairs @ fixed
-    return np.linalg.solve(matrices, targets[..., None])[..., 0].astype(np.float32)
-
-
-def chosen(fit: Callable[..., Scores], choices: Any, case: Case) -> tuple[Scores, str]:
+def chosen(closed: Baseline, case: Case) -> tuple[Scores, str]:
     """The scores of the best setting by development items, fitted to the whole table."""
-    held, pairs = hold_out(case.dev, [case.shorter]), dense(case.shorter)
-    best = max(choices, key=lambda one: ndcg(fit(pairs, *one), held))
-    return fit(dense(case.seen), *best), " ".join(f"{value:g}" for value in best)
+    held = hold_out(case.dev, [case.shorter])
+    best = max(closed.choices, key=lambda one: ndcg(closed.fit(case.shorter, **one), held))
+    return closed.fit(case.seen, **best), " ".join(f"{value:g}" for value in best.values())
 
 
 def recommender(case: Case, **arguments: Any) -> tuple[Scores, str]:
@@ -170,11 +144,8 @@ def compare(case: Case, variants: dict[str, dict[str, Any]], plain: bool = True)
     held = hold_out(case.test, [case.seen])
     runs: dict[str, Callable[[], tuple[Scores, str]]] = {}
     if plain:
-        runs = {
-            "popularity": lambda: (np.tile(dense(case.seen).sum(0), (case.seen.users, 1)), ""),
-            "EASE": lambda: chosen(ease, [(ridge,) for ridge in EASE_RIDGES], case),
-            "ALS": lambda: chosen(als, ALS_CHOICES, case),
-        }
+        for name, closed in CLOSED_FORMS.items():
+            runs[name] = lambda closed=closed: chosen(closed, case)
     for name, arguments in variants.items():
         runs[name] = lambda arguments=arguments: recommender(case, **arguments)
     out = {}

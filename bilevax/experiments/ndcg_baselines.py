@@ -19,7 +19,7 @@ from bilevax.applications.ranking import Held, Ratings, evaluate
 
 Scores = np.ndarray  # (users, items)
 
-RIDGES = (100.0, 200.0, 400.0, 800.0, 1600.0)
+RIDGES = (200.0, 400.0, 800.0, 1600.0, 3200.0, 6400.0)
 ALS_CHOICES = tuple(itertools.product((16, 64), (1.0, 3.0, 10.0), (3.0, 30.0, 100.0)))
 
 
