@@ -1,4 +1,4 @@
-"""`TopKRecommender` with its defaults, beside popularity, EASE (binary, and with gains) and ALS, on tables of several shapes.
+"""`TopKRecommender` with its defaults, beside popularity, EASE and ALS, on tables of several shapes.
 
     python -m benchmarks.recommenders ml-1m dense sparse implicit --seeds 3
 

@@ -87,7 +87,7 @@ class NDCGOptions:
         Nearly all of its time is compilation, of one program per method.
         """
         methods = QUICK if self.methods == METHODS else self.methods
-        small = {"users": 200, "seeds": 2, "epochs": 2, "warm_up": 0, "every": 1, "width": 8, "choices": 1}
+        small = {"users": 100, "seeds": 2, "epochs": 2, "warm_up": 0, "every": 1, "width": 8, "choices": 1}
         return dataclasses.replace(self, methods=methods, **small)
 
 

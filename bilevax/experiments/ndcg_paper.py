@@ -111,7 +111,7 @@ class PaperNDCGOptions:
     def quick(self) -> PaperNDCGOptions:
         """A short check: few users and epochs, one setting and seed, a small model, K-SONG unless others."""
         methods = ("k-song",) if self.methods == type(self)().methods else self.methods
-        small = {"users": 200, "seeds": 1, "warm_up": 1, "epochs": 2, "every": 1, "width": 8, "choices": 1}
+        small = {"users": 100, "seeds": 1, "warm_up": 1, "epochs": 2, "every": 1, "width": 8, "choices": 1}
         return dataclasses.replace(self, methods=methods, **small)
 
 

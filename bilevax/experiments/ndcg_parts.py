@@ -36,7 +36,7 @@ def load_parts(
     Args:
       name: a data set of `bilevax.data.load_interactions`.
       models: number of models that are evaluated side by side.
-      users: number of users to use, from the first; None uses all.
+      users: number of users to use, from the first, with the items that they have rated; None uses all.
       held: number of ratings of every user for testing, and for development.
       gap: number of ratings of every user, just before the development ratings, to leave out of `train`; they
         are not ranked either. With a gap of 5 the development data are as far from the training data as the
