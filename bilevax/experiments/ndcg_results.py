@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bilevax.applications.ranking import Trainings
+from bilevax.experiments import figures
 from bilevax.experiments.kept import Kept
 from bilevax.experiments.ndcg_baselines import Baseline, judge
 from bilevax.experiments.ndcg_parts import Parts
@@ -155,14 +156,21 @@ def write_curves(report: Report, found: Sequence[MethodResult], watch: str) -> N
         ],
     )
     try:
-        from matplotlib.figure import Figure
+        figure = _plot(trained, watch)
     except ImportError:  # the curves are in curves.csv
         return
-    figure = Figure(figsize=(12, 5), layout="constrained")
-    for axes, against in zip(figure.subplots(1, 2, sharey=True), ("epochs", "seconds"), strict=True):
+    caption = f"{watch.upper()} on development data, over epochs and over the seconds of all runs together."
+    report.figure("curves", figure, figures.spread_caption(caption, len(trained[0].dev)))
+
+
+@figures.styled
+def _plot(trained: list[MethodResult], watch: str) -> Any:
+    figure, axes = figures.panels(1, 2, height=3.4, sharey=True)
+    styles = figures.styles_of([one.method for one in trained])
+    for axis, against in zip(axes[0], ("epochs", "seconds"), strict=True):
         for one in trained:
-            axes.plot(getattr(one, against), one.dev.mean(0), label=one.method)
-        axes.set_xlabel(against if against == "epochs" else "seconds, all seeds together")
-    figure.axes[0].set_ylabel(f"development {watch.upper()}")
-    figure.axes[0].legend(fontsize="small", ncols=2)
-    report.figure("curves", figure)
+            figures.curve(axis, getattr(one, against), one.dev, styles[one.method], one.method)
+        axis.set_xlabel(against if against == "epochs" else "seconds, all runs together")
+    axes[0][0].set_ylabel(f"development {watch.upper()}")
+    figures.legend_of_all(figure)
+    return figure
