@@ -245,6 +245,12 @@ def bars(
     return places
 
 
+def mark(axis: Any, values: Sequence[float]) -> None:
+    """Labels the values of a logarithmic x axis, and nothing else."""
+    axis.set_xticks(values, [f"{value:g}" for value in values])
+    axis.set_xticks([], minor=True)
+
+
 def legend_below(axis: Any, columns: int = 2, drop: float = 0.36) -> None:
     """A legend of a panel's own lines, some inches below it."""
     from matplotlib.transforms import ScaledTranslation
@@ -254,7 +260,8 @@ def legend_below(axis: Any, columns: int = 2, drop: float = 0.36) -> None:
 
 
 def legend_of_all(figure: Any, columns: int = 4) -> None:
-    """One legend below all panels, with every label once."""
+    """One legend below all panels, with every label once; two side by side in a narrow figure."""
+    columns = min(columns, 2) if figure.get_figwidth() <= COLUMN else columns
     found: dict[str, Any] = {}
     for axis in figure.axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):

@@ -150,8 +150,7 @@ def _plot(curves: list[StepsOverEpsilon]) -> Any:
             axis.plot(curve.epsilons, curve.exponent.at(curve.epsilons), color=color)
             theory = middle[0] * (curve.epsilons / curve.epsilons[0]) ** curve.method.exponent
             axis.plot(curve.epsilons, theory, color=color, linestyle=":")
-        axis.set(
-            xscale="log", yscale="log", xlabel="ε", ylabel="steps T(ε)", title=f"{title} (dotted: theory)"
-        )
+        axis.set(xscale="log", yscale="log", xlabel="ε", ylabel="steps T(ε)", title=title)
+        figures.mark(axis, sorted({float(e) for curve in curves for e in curve.epsilons}))
         figures.legend_below(axis, columns=1)
     return figure

@@ -151,12 +151,7 @@ def _plot(found: list[Dependence]) -> Any:
                 one.values, middle, spread, fmt=f"{marker}-", color=color, capsize=2, label=one.method
             )
             axis.plot(one.values, one.theory * middle[0] / one.theory[0], color=color, linestyle=":")
-        axis.set(
-            xscale="log",
-            yscale="log",
-            xlabel=varied,
-            ylabel="steps T",
-            title=f"T over {varied} (dotted: theory)",
-        )
+        axis.set(xscale="log", yscale="log", xlabel=varied, ylabel="steps T")
+        figures.mark(axis, sorted({value for one in found if one.varied == varied for value in one.values}))
     figures.legend_of_all(figure)
     return figure
