@@ -41,7 +41,7 @@ from bilevax.experiments.ndcg_baselines import (
 
 SIZES = {"dense": 120_000, "medium": 60_000, "sparse": 30_000}
 TEST = 5
-RIDGES = tuple({"ridge": ridge} for ridge in (10.0, 30.0, 100.0, 300.0, 1000.0))
+RIDGES = tuple({"ridge": ridge} for ridge in (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0))
 CLOSED_FORMS = {
     "popularity": BASELINES["popularity"],
     "EASE": Baseline(ease, RIDGES),
@@ -139,13 +139,12 @@ def recommender(case: Case, **arguments: Any) -> tuple[Scores, str]:
     return scores, f"epoch {made.best_epoch_:.0f}"
 
 
-def compare(case: Case, variants: dict[str, dict[str, Any]], plain: bool = True) -> dict[str, Score]:
+def compare(case: Case, variants: dict[str, dict[str, Any]], closed_forms: list[str]) -> dict[str, Score]:
     """Test NDCG@10, seconds and a note, by method."""
     held = hold_out(case.test, [case.seen])
     runs: dict[str, Callable[[], tuple[Scores, str]]] = {}
-    if plain:
-        for name, closed in CLOSED_FORMS.items():
-            runs[name] = lambda closed=closed: chosen(closed, case)
+    for name in closed_forms:
+        runs[name] = lambda closed=CLOSED_FORMS[name]: chosen(closed, case)
     for name, arguments in variants.items():
         runs[name] = lambda arguments=arguments: recommender(case, **arguments)
     out = {}
@@ -162,7 +161,7 @@ def main() -> None:
     parser.add_argument("tables", nargs="*", default=["dense", "medium", "sparse", "implicit"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--no-plain", action="store_true", help="only the recommender")
+    parser.add_argument("--closed", nargs="*", choices=CLOSED_FORMS, default=list(CLOSED_FORMS))
     parser.add_argument(
         "--variants", default='{"TopKRecommender": {}}', help="arguments of the recommender, as JSON by name"
     )
@@ -175,7 +174,7 @@ def main() -> None:
                 variant: arguments | {"seed": seed}
                 for variant, arguments in json.loads(options.variants).items()
             }
-            for method, got in compare(case, variants, not options.no_plain).items():
+            for method, got in compare(case, variants, options.closed).items():
                 found.setdefault(method, {}).setdefault(name, []).append(got)
                 print(f"{name} {seed} {method}: {got.ndcg:.4f}  {got.seconds:.1f} s  {got.note}", flush=True)
     print("| method | " + " | ".join(options.tables) + " |")
