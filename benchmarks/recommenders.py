@@ -23,20 +23,19 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from scipy import stats
 
-from bilevax.applications.ranking import Held, Ratings, TopKRecommender, evaluate, hold_out
+from bilevax.applications.ranking import Held, Ratings, TopKRecommender, hold_out
 from bilevax.data import Interactions, generate, load_interactions, make_interactions, split_last
 from bilevax.experiments.ndcg_baselines import (
     BASELINES,
     Baseline,
     Scores,
-    ScoreTable,
     als,
     ease,
     gain_ease,
+    score_metrics,
 )
 
 SIZES = {"dense": 120_000, "medium": 60_000, "sparse": 30_000}
@@ -120,7 +119,7 @@ def _rows(table: Interactions, kept: Any) -> Interactions:
 
 def ndcg(scores: Scores, held: Held) -> float:
     """The mean NDCG@10."""
-    found = jax.jit(lambda x: evaluate(ScoreTable(), x, held, [10]))(np.asarray(scores, np.float32))
+    found = score_metrics(np.asarray(scores, np.float32), held, (10,))
     return float(np.nanmean(np.asarray(found["ndcg@10"])))
 
 

@@ -67,17 +67,18 @@ def judge(
     cutoff = int(watch.partition("@")[2])
     for choice in baseline.choices:
         scores = np.asarray(baseline.fit(train, **choice), np.float32)
-        value = float(np.nanmean(_metrics(scores, dev, (cutoff,))[watch]))
+        value = float(np.nanmean(score_metrics(scores, dev, (cutoff,))[watch]))
         if best is None or value > best[0]:
             best = value, choice, scores
     assert best is not None
     value, choice, scores = best
-    found = {name: np.asarray(column) for name, column in _metrics(scores, test, tuple(cutoffs)).items()}
+    found = {name: np.asarray(column) for name, column in score_metrics(scores, test, tuple(cutoffs)).items()}
     return BaselineResult(choice, value, found)
 
 
 @eqx.filter_jit
-def _metrics(scores: Any, held: Held, cutoffs: tuple[int, ...]) -> dict[str, Array]:
+def score_metrics(scores: Any, held: Held, cutoffs: tuple[int, ...]) -> dict[str, Array]:
+    """The metrics of a table of scores, by user; compiled once for all tables of a shape."""
     return evaluate(_TABLE, scores, held, cutoffs)
 
 
