@@ -19,6 +19,7 @@ import numpy as np
 
 import bilevax as bx
 from bilevax._run.chunks import compiled_chunk, compiled_start, numbers_as_arrays
+from bilevax.experiments import figures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,17 +106,15 @@ def exponent(values: list[int], times: list[float]) -> float:
     return float(np.polyfit(np.log(values[half:]), np.log(times[half:]), 1)[0])
 
 
+@figures.styled
 def plot(results: dict[str, dict[int, dict[str, float]]], path: Path) -> None:
     """Plots time over each size, on logarithmic axes."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(3 * len(results), 3), layout="constrained")
-    for axes, (name, rows) in zip(
-        figure.subplots(1, len(results), squeeze=False)[0], results.items(), strict=True
-    ):
-        axes.loglog(list(rows), [row["microseconds"] for row in rows.values()], "o-")
-        axes.set(xlabel=name, ylabel="µs per step")
-    figure.savefig(path, dpi=120)
+    figure, axes = figures.panels(1, len(results))
+    color, marker = figures.style_of("BSVRB v2")
+    for axis, (name, rows) in zip(axes[0], results.items(), strict=True):
+        axis.loglog(list(rows), [row["microseconds"] for row in rows.values()], f"{marker}-", color=color)
+        axis.set(xlabel=name, ylabel="µs per step")
+    figures.save(figure, path)
 
 
 def markdown(results: dict[str, dict[int, dict[str, float]]]) -> str:

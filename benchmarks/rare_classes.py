@@ -19,6 +19,7 @@ from sklearn.metrics import average_precision_score
 
 from bilevax.applications import ReweightedClassifier
 from bilevax.data import Dataset, flip_labels, load
+from bilevax.experiments.report import spread
 
 OURS = "ReweightedClassifier"
 
@@ -78,7 +79,7 @@ def main() -> None:
                 print(f"  {time.perf_counter() - began:.1f} s", flush=True)
             gain = np.array(found[OURS]) - np.array(found["noisy rows"])
             error = stats.sem(gain) if len(gain) > 1 else np.nan
-            cells = [f"{np.mean(values):.4f} ± {np.std(values):.4f}" for values in found.values()]
+            cells = [spread(values) for values in found.values()]
             rows.append([f"{noise}", f"{clean}", *cells, f"{gain.mean():+.4f} ± {error:.4f}"])
     print("| noise | clean | noisy rows | clean rows | both | ours | gain |")
     print("| --- " * 7 + "|")

@@ -3,7 +3,7 @@
     python -m benchmarks.recommenders ml-1m dense sparse implicit --seeds 3
 
 The last five items of every user are for testing; everything else is the table that a user would have.
-`TopKRecommender` is fitted to it with its defaults and holds out development items by itself. The other two
+`TopKRecommender` is fitted to it with its defaults and holds out development items by itself. The others
 choose their settings on the five items before the test items, and are then fitted to the whole table. All
 items that the table does not have for a user are ranked; NDCG@10 has the gains 2^r − 1.
 
@@ -23,20 +23,38 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from scipy import stats
 
-from bilevax.applications.ranking import Ratings, TopKRecommender, evaluate, hold_out
+from bilevax.applications.ranking import Held, Ratings, TopKRecommender, hold_out
 from bilevax.data import Interactions, generate, load_interactions, make_interactions, split_last
+from bilevax.experiments.ndcg_baselines import (
+    BASELINES,
+    Baseline,
+    Scores,
+    als,
+    ease,
+    gain_ease,
+    score_metrics,
+)
 
-Scores = np.ndarray  # (users, items)
 SIZES = {"dense": 120_000, "medium": 60_000, "sparse": 30_000}
 TEST = 5
-EASE_RIDGES = (10.0, 30.0, 100.0, 300.0, 1000.0)
-ALS_CHOICES = tuple(
-    (rank, alpha, ridge) for rank in (16, 64) for alpha in (3.0, 10.0) for ridge in (3.0, 30.0)
-)
+RIDGES = tuple({"ridge": ridge} for ridge in (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0))
+CLOSED_FORMS = {
+    "popularity": BASELINES["popularity"],
+    "EASE": Baseline(ease, RIDGES),
+    "EASE, gains": Baseline(gain_ease, RIDGES),
+    "ALS": Baseline(
+        als,
+        tuple(
+            {"rank": rank, "alpha": alpha, "ridge": ridge}
+            for rank in (16, 64)
+            for alpha in (3.0, 10.0)
+            for ridge in (3.0, 30.0)
+        ),
+    ),
+}
 
 
 class Score(NamedTuple):
@@ -99,62 +117,17 @@ def _rows(table: Interactions, kept: Any) -> Interactions:
     return dataclasses.replace(table, **columns)
 
 
-class Table:
-    """A model whose scores are a table: what `evaluate` needs."""
-
-    def score(self, x: Any, user: Any, items: Any) -> Any:
-        return x[user][items]
-
-    def score_all(self, x: Any, users: Any) -> Any:
-        return x[users]
-
-
-def ndcg(scores: Scores, held: Any) -> float:
+def ndcg(scores: Scores, held: Held) -> float:
     """The mean NDCG@10."""
-    found = jax.jit(lambda x: evaluate(Table(), x, held, [10]))(np.asarray(scores, np.float32))
+    found = score_metrics(np.asarray(scores, np.float32), held, (10,))
     return float(np.nanmean(np.asarray(found["ndcg@10"])))
 
 
-def dense(ratings: Ratings) -> np.ndarray:
-    """(users, items): 1 where there is a pair."""
-    out = np.zeros((ratings.users, ratings.item_count), np.float32)
-    owner = np.repeat(np.arange(ratings.users), np.diff(np.asarray(ratings.offsets)))
-    out[owner, np.asarray(ratings.items)[: len(owner)]] = 1.0
-    return out
-
-
-def ease(pairs: np.ndarray, ridge: float) -> Scores:
-    """Steck, *Embarrassingly Shallow Autoencoders for Sparse Data*, WWW 2019."""
-    inverse = np.linalg.inv(pairs.T @ pairs + ridge * np.eye(pairs.shape[1], dtype=pairs.dtype))
-    weights = -inverse / np.diag(inverse)
-    np.fill_diagonal(weights, 0.0)
-    return pairs @ weights
-
-
-def als(pairs: np.ndarray, rank: int, alpha: float, ridge: float, sweeps: int = 10, seed: int = 0) -> Scores:
-    """Hu, Koren and Volinsky, *Collaborative Filtering for Implicit Feedback Datasets*, ICDM 2008."""
-    random = np.random.default_rng(seed)
-    user, item = (0.1 * random.normal(size=(count, rank)).astype(np.float32) for count in pairs.shape)
-    for _ in range(sweeps):
-        user = _half(pairs, item, alpha, ridge)
-        item = _half(pairs.T, user, alpha, ridge)
-    return user @ item.T
-
-
-def _half(pairs: np.ndarray, fixed: np.ndarray, alpha: float, ridge: float) -> np.ndarray:
-    """One half of a sweep: weight 1 + α on pairs, 1 elsewhere."""
-    rank = fixed.shape[1]
-    common = fixed.T @ fixed + ridge * np.eye(rank, dtype=np.float32)
-    matrices = np.stack([common + alpha * fixed[row > 0].T @ fixed[row > 0] for row in pairs])
-    targets = (1 + alpha) * pairs @ fixed
-    return np.linalg.solve(matrices, targets[..., None])[..., 0].astype(np.float32)
-
-
-def chosen(fit: Callable[..., Scores], choices: Any, case: Case) -> tuple[Scores, str]:
+def chosen(closed: Baseline, case: Case) -> tuple[Scores, str]:
     """The scores of the best setting by development items, fitted to the whole table."""
-    held, pairs = hold_out(case.dev, [case.shorter]), dense(case.shorter)
-    best = max(choices, key=lambda one: ndcg(fit(pairs, *one), held))
-    return fit(dense(case.seen), *best), " ".join(f"{value:g}" for value in best)
+    held = hold_out(case.dev, [case.shorter])
+    best = max(closed.choices, key=lambda one: ndcg(closed.fit(case.shorter, **one), held))
+    return closed.fit(case.seen, **best), " ".join(f"{value:g}" for value in best.values())
 
 
 def recommender(case: Case, **arguments: Any) -> tuple[Scores, str]:
@@ -165,16 +138,12 @@ def recommender(case: Case, **arguments: Any) -> tuple[Scores, str]:
     return scores, f"epoch {made.best_epoch_:.0f}"
 
 
-def compare(case: Case, variants: dict[str, dict[str, Any]], plain: bool = True) -> dict[str, Score]:
+def compare(case: Case, variants: dict[str, dict[str, Any]], closed_forms: list[str]) -> dict[str, Score]:
     """Test NDCG@10, seconds and a note, by method."""
     held = hold_out(case.test, [case.seen])
     runs: dict[str, Callable[[], tuple[Scores, str]]] = {}
-    if plain:
-        runs = {
-            "popularity": lambda: (np.tile(dense(case.seen).sum(0), (case.seen.users, 1)), ""),
-            "EASE": lambda: chosen(ease, [(ridge,) for ridge in EASE_RIDGES], case),
-            "ALS": lambda: chosen(als, ALS_CHOICES, case),
-        }
+    for name in closed_forms:
+        runs[name] = lambda closed=CLOSED_FORMS[name]: chosen(closed, case)
     for name, arguments in variants.items():
         runs[name] = lambda arguments=arguments: recommender(case, **arguments)
     out = {}
@@ -191,7 +160,7 @@ def main() -> None:
     parser.add_argument("tables", nargs="*", default=["dense", "medium", "sparse", "implicit"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--no-plain", action="store_true", help="only the recommender")
+    parser.add_argument("--closed", nargs="*", choices=CLOSED_FORMS, default=list(CLOSED_FORMS))
     parser.add_argument(
         "--variants", default='{"TopKRecommender": {}}', help="arguments of the recommender, as JSON by name"
     )
@@ -204,7 +173,7 @@ def main() -> None:
                 variant: arguments | {"seed": seed}
                 for variant, arguments in json.loads(options.variants).items()
             }
-            for method, got in compare(case, variants, not options.no_plain).items():
+            for method, got in compare(case, variants, options.closed).items():
                 found.setdefault(method, {}).setdefault(name, []).append(got)
                 print(f"{name} {seed} {method}: {got.ndcg:.4f}  {got.seconds:.1f} s  {got.note}", flush=True)
     print("| method | " + " | ".join(options.tables) + " |")

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from bilevax._run.chunks import compiled_chunk, compiled_start, numbers_as_arrays
+from bilevax.experiments import figures
 from bilevax.experiments.theorems import lanes
 from bilevax.experiments.theorems.problems import initial_rows, make_family, make_task
 from bilevax.experiments.theorems.scalings import METHODS, Sizes
@@ -98,23 +99,21 @@ def markdown(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+@figures.styled
 def plot(rows: list[Row], path: Path) -> None:
     """Plots steps, with the theorem's, and seconds over each size."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for varied in FIELDS:
+    figure, ((left, right),) = figures.panels(1, 2)
+    for varied, (color, marker) in zip(FIELDS, figures.shades(len(FIELDS)), strict=True):
         group = [row for row in rows if row.varied == varied]
         sizes = [row.B if varied == "B" else row.I for row in group]
-        (line,) = left.loglog(sizes, [row.steps for row in group], "o-", label=varied)
+        left.loglog(sizes, [row.steps for row in group], f"{marker}-", color=color, label=varied)
         scaled = [row.theory * group[0].steps / group[0].theory for row in group]
-        left.loglog(sizes, scaled, ":", color=line.get_color())
-        right.loglog(sizes, [row.seconds for row in group], "o-", label=varied)
+        left.loglog(sizes, scaled, ":", color=color)
+        right.loglog(sizes, [row.seconds for row in group], f"{marker}-", color=color)
     left.set(xlabel="size", ylabel="steps (dotted: theory)")
     right.set(xlabel="size", ylabel=f"seconds on {jax.devices()[0].device_kind}")
-    left.legend()
-    figure.savefig(path, dpi=120)
+    figures.legend_of_all(figure)
+    figures.save(figure, path)
 
 
 def main() -> None:

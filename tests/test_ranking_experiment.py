@@ -24,7 +24,15 @@ from bilevax.applications.ranking import (
 )
 from bilevax.applications.ranking.presets import tuned
 from bilevax.data import DataError, generate
-from bilevax.experiments import ndcg, ndcg_speed, ndcg_tune
+from bilevax.experiments import (
+    ndcg,
+    ndcg_baselines,
+    ndcg_paper,
+    ndcg_parts,
+    ndcg_results,
+    ndcg_speed,
+    ndcg_tune,
+)
 
 FORMS = ("squared hinge + logarithmic", "logistic + power")
 
@@ -32,33 +40,30 @@ FORMS = ("squared hinge + logarithmic", "logistic + power")
 @pytest.fixture
 def small(monkeypatch):
     table = generate.interactions(30, 80, 900, seed=0).table
-    monkeypatch.setattr(ndcg, "load_interactions", lambda name: table)
+    monkeypatch.setattr(ndcg_parts, "load_interactions", lambda name: table)
     return table
 
 
-def test_the_table_has_every_method_and_the_papers_is_written_too(small, tmp_path):
+def test_the_table_has_every_method_and_the_closed_forms(small, tmp_path):
     methods = ("softmax", "lambdarank")
-    options = ndcg.NDCGOptions(data="small", methods=methods, seeds=2, epochs=4, every=2, width=4)
+    options = ndcg.NDCGOptions(data="small", methods=methods, seeds=2, epochs=4, every=2, width=4, choices=2)
     chosen = {key: {"users_per_step": 10, "negatives": 10, "positives": 4} for key in methods}
     found = ndcg.run(options, tmp_path, hyperparameters=chosen)
     assert found["softmax"].dev.shape == (2, 2)
     assert found["softmax"].epochs.tolist() == [2, 4]
-    table = (tmp_path / "ndcg.md").read_text()
-    assert "| popularity |" in table
-    assert "| softmax |" in table
-    assert "full ranking" in table
-    rows = list(csv.DictReader((tmp_path / "ndcg.csv").open()))
+    assert "full ranking" in (tmp_path / "ndcg.md").read_text()
+    rows = {row["method"]: row for row in csv.DictReader((tmp_path / "ndcg.csv").open())}
+    assert list(rows) == [*ndcg_baselines.BASELINES, *methods]
     for k in (10, 50):
-        mean, error = ndcg.paired(found["softmax"], found["lambdarank"], f"ndcg@{k}")
-        assert rows[1][f"− lambdarank @{k}"] == f"{mean:+.4f} ± {error:.4f}"
-        assert rows[2][f"− lambdarank @{k}"] == ""
-    assert "RE-" not in (tmp_path / "paper.md").read_text()
-    assert "0.0749" in (tmp_path / "paper.md").read_text()
+        for name in ("EASE", "softmax"):
+            mean, error = ndcg_results.paired(found[name], found["lambdarank"], f"ndcg@{k}")
+            assert rows[name][f"− lambdarank @{k}"] == f"{mean:+.4f} ± {error:.4f}"
+        assert rows["lambdarank"][f"− lambdarank @{k}"] == ""
     lines = (tmp_path / "curves.csv").read_text().splitlines()
     assert lines[0] == "method,seed,epoch,seconds,dev ndcg@10"
     assert len(lines) == 1 + 2 * 2 * 2
     with pytest.raises(ValueError, match=r"methods must be among .* got \['magic'\]"):
-        ndcg.run(ndcg.NDCGOptions(methods=("magic",)), tmp_path)
+        ndcg.NDCGOptions(methods=("magic",))
 
 
 def test_tuning_writes_every_trial_and_the_best(small, tmp_path):
@@ -126,7 +131,7 @@ class StoppedError(Exception):
 
 
 def test_a_gap_is_left_out_of_training_and_is_not_ranked(small):
-    parts, near = ndcg.load_parts("small", gap=3), ndcg.load_parts("small")
+    parts, near = ndcg_parts.load_parts("small", gap=3), ndcg_parts.load_parts("small")
     rows = small.at_least(14).csr()
 
     def pairs(ratings):
@@ -225,8 +230,8 @@ def test_an_interrupted_search_ends_like_an_uninterrupted_one(searched, stop_at)
 @pytest.mark.parametrize("gap", [0, 3])
 def test_trials_are_trained_without_the_gap(searched, gap):
     searched(resume=False, gap=gap)
-    assert searched.pairs == ndcg.load_parts("small", gap=gap).train.pairs
-    assert (searched.pairs == ndcg.load_parts("small").train.pairs) == (gap == 0)
+    assert searched.pairs == ndcg_parts.load_parts("small", gap=gap).train.pairs
+    assert (searched.pairs == ndcg_parts.load_parts("small").train.pairs) == (gap == 0)
 
 
 def test_trials_of_a_different_search_are_rejected(searched, tmp_path, monkeypatch):
@@ -277,16 +282,17 @@ def test_paired_differences_are_over_users_of_means_over_seeds():
     rng = np.random.default_rng(0)
 
     def made(values):
-        nothing = np.zeros(0)
-        return Trainings("m", {}, nothing, nothing, nothing, nothing, None, {"ndcg@10": values}, 0.0)
+        nothing = np.zeros((3, 0))
+        trainings = Trainings("m", {}, nothing, nothing, nothing, nothing, None, {"ndcg@10": values}, 0.0)
+        return ndcg_results.MethodResult.of(trainings, {})
 
     one, other = rng.random((3, 50)), rng.random((3, 50))
     one[:, 7] = np.nan  # a user without held-out items
     difference = np.delete(one.mean(0) - other.mean(0), 7)
-    mean, error = ndcg.paired(made(one), made(other), "ndcg@10")
-    assert mean == pytest.approx(difference.mean())
-    assert error == pytest.approx(difference.std(ddof=1) / np.sqrt(49))
-    assert jax.tree.leaves(made(one).means("ndcg@10"))[0].shape == (3,)
+    mean, error = ndcg_results.paired(made(one), made(other), "ndcg@10")
+    assert mean == pytest.approx(difference.mean(), abs=1e-6)
+    assert error == pytest.approx(difference.std(ddof=1) / np.sqrt(49), abs=1e-6)
+    assert made(one).means["ndcg@10"] == pytest.approx(np.nanmean(one, axis=1))
 
 
 def test_a_search_and_the_table_by_commands(small, tmp_path):
@@ -318,7 +324,7 @@ def test_a_search_and_the_table_by_commands(small, tmp_path):
 
 def test_a_search_works_with_fewer_items_than_the_cutoffs(tmp_path, monkeypatch):
     table = generate.interactions(20, 40, 480, seed=0).table
-    monkeypatch.setattr(ndcg, "load_interactions", lambda name: table)
+    monkeypatch.setattr(ndcg_parts, "load_interactions", lambda name: table)
     options = ndcg_tune.NDCGTuneOptions(
         data="few", methods=("softmax",), gap=1, trials=2, epochs=1, every=1, finalists=1, repeats=0, width=2,
         positives=3,
@@ -329,13 +335,13 @@ def test_a_search_works_with_fewer_items_than_the_cutoffs(tmp_path, monkeypatch)
 
 def test_a_gap_larger_than_every_users_ratings_is_rejected(small):
     with pytest.raises(DataError, match="a gap of 500 needs users with 511 ratings, got none"):
-        ndcg.load_parts("small", gap=500)
+        ndcg_parts.load_parts("small", gap=500)
 
 
 @pytest.mark.skipif("BILEVAX_DATA" not in os.environ, reason="BILEVAX_DATA names no folder with ml-1m.zip")
 def test_popularity_on_movielens():
     """The split and the protocol agree with the results of an independent program."""
-    parts = ndcg.load_parts("ml-1m")
+    parts = ndcg_parts.load_parts("ml-1m")
     assert (parts.train.users, parts.train.item_count, parts.train.pairs) == (6040, 3706, 939_809)
     model = Popularity()
     counts = model.count(parts.train)
@@ -347,3 +353,145 @@ def test_popularity_on_movielens():
 def test_a_quick_check_has_few_methods_unless_some_were_named():
     assert set(ndcg.NDCGOptions().quick().methods) == set(ndcg.QUICK)
     assert ndcg.NDCGOptions(methods=("song", "bpr")).quick().methods == ("song", "bpr")
+
+
+def test_a_resumed_table_trains_only_what_is_missing(small, tmp_path, monkeypatch):
+    trained = []
+
+    def train(ratings, model, method, settings, *, keys, **others):
+        trained.append(method)
+        users = np.random.default_rng(len(method)).random((len(keys), ratings.users))
+        test = {f"{metric}@{k}": users for metric in ("ndcg", "recall") for k in (10, 20, 50)}
+        epochs, dev = np.array([2]), np.ones((len(keys), 1))
+        return Trainings(method, {}, epochs, np.ones(1), dev, np.full(len(keys), 2), None, test, 0.0)
+
+    monkeypatch.setattr(ndcg, "train_many", train)
+
+    def table(*methods, **changes):
+        trained.clear()
+        options = ndcg.NDCGOptions(data="small", methods=methods, baselines=("popularity",), **changes)
+        ndcg.run(options, tmp_path, resume=True)
+        return (tmp_path / "ndcg.csv").read_text()
+
+    table("softmax")
+    both = table("softmax", "k-song")
+    assert trained == ["softmax", "k-song"]  # a warm-up, and the method
+    assert table("softmax", "k-song") == both
+    assert trained == []
+    assert "k-song (fresh)" in both
+    with pytest.raises(ValueError, match=r"resume needs the options .*'seeds': 5.* got .*'seeds': 4"):
+        table("softmax", seeds=4)
+
+
+def test_the_papers_protocol_holds_out_one_item_and_samples_negatives(small):
+    parts = ndcg_parts.load_parts("small", held=1, sampled=20)
+    rows = small.csr()
+    assert parts.train.pairs == len(rows.item) - 2 * len(rows.counts)
+    assert parts.held_dev.protocol == "20 sampled negatives"
+    assert parts.held_test.protocol == "full ranking"
+    for user, drawn in enumerate(np.asarray(parts.held_dev.sampled).reshape(-1, 20)[: parts.train.users]):
+        assert not np.isin(drawn, rows.item[rows.user == user]).any()  # not the test item either
+
+
+def test_the_papers_protocol_chooses_a_setting_over_all_seeds(small, tmp_path):
+    """Every method goes through the common warm-up; the chosen setting has the best mean over seeds."""
+    options = ndcg_paper.PaperNDCGOptions(
+        data="small", methods=("k-song",), choices=2, seeds=2, warm_up=1, epochs=2, every=1, width=4
+    )
+    found = ndcg_paper.run(options, tmp_path)
+    assert found["k-song"].dev.shape == (2, 2)
+    assert found["k-song"].settings in ndcg_paper.grid("k-song")[:2]
+    rows = {row["method"]: row for row in csv.DictReader((tmp_path / "ndcg_paper.csv").open())}
+    assert rows["k-song"]["ML-20M @10"] == "0.0747"
+    assert rows["EASE"]["settings"].startswith("ridge")
+    assert (tmp_path / "curves.csv").read_text().startswith("method,seed,epoch,seconds,dev ndcg@5")
+    again = ndcg_paper.run(options, tmp_path, resume=True)
+    assert again["k-song"].means["ndcg@10"].tolist() == found["k-song"].means["ndcg@10"].tolist()
+
+
+def test_every_method_of_the_paper_tries_nine_settings():
+    assert set(ndcg_paper.PAPER) < set(METHODS)
+    for method in ndcg_paper.PaperNDCGOptions().methods:
+        tried = ndcg_paper.grid(method)
+        assert len(tried) == 9
+        for one in tried:
+            TrainingSettings().replace(**one)
+
+
+def test_a_new_last_layer_leaves_the_rest_of_the_model():
+    model = NeuMF(3, 5, 4)
+    x = model.start(jax.random.key(0))
+    new = ndcg_paper.with_new_last_layer(model, x, jax.random.key(0))
+    changed = {name for name in x if not np.array_equal(x[name], new[name])}
+    assert changed == {"output_product", "output_perceptron"}
+
+
+@pytest.mark.parametrize(("fresh", "kind"), [(True, "FreshKSONG"), (False, "KSONG")])
+def test_the_published_recipes_can_be_asked_for(fresh, kind):
+    ratings = Ratings([0, 2], [0, 1], [3.0, 4.0], item_count=400)
+    settings = TrainingSettings(fresh=fresh)
+    _, solver = make_method("k-song", ratings, NeuMF(1, 400, 2), settings, 10)
+    assert type(solver).__name__ == kind
+    _, restarted = make_method("re-bsvrb v1", ratings, NeuMF(1, 400, 2), settings, 10)
+    assert type(restarted.solver).__name__ == ("FreshBSVRBv1" if fresh else "BSVRBv1")
+
+
+def test_l2_is_added_to_the_gradient_before_adam():
+    """With a gradient of zero, Adam's first step is its learning rate towards zero, whatever l2 is."""
+    ratings = Ratings([0, 2], [0, 1], [3.0, 4.0], item_count=400)
+    settings = TrainingSettings(learning_rate=0.1, weight_decay=0.0, l2=1e-3)
+    _, solver = make_method("softmax", ratings, NeuMF(1, 400, 2), settings, 10)
+    x = np.array([2.0, -3.0])
+    step, _ = solver.upper_step.update(np.zeros(2), solver.upper_step.init(x), x)
+    assert np.asarray(step) == pytest.approx([-0.1, 0.1], rel=1e-5)
+
+
+def test_ease_solves_its_constrained_least_squares_problem():
+    """Against the normal equations of every column without its own item, in float64."""
+    ratings = Ratings.of(generate.interactions(30, 12, 150, seed=0).table.csr())
+    gains = 2.0 ** np.asarray(ratings.values, float) - 1
+    for fit, entries in (
+        (ndcg_baselines.ease, np.ones(ratings.pairs)),
+        (ndcg_baselines.gain_ease, gains / np.sqrt(np.mean(gains**2))),
+    ):
+        dense = np.zeros((ratings.users, ratings.item_count))
+        dense[ratings.owners(), np.asarray(ratings.items)] = entries
+        expected = np.zeros_like(dense)
+        for item in range(ratings.item_count):
+            others = np.arange(ratings.item_count) != item
+            features = dense[:, others]
+            normal = features.T @ features + 3.0 * np.eye(len(features.T))
+            expected[:, item] = features @ np.linalg.solve(normal, features.T @ dense[:, item])
+        assert fit(ratings, ridge=3.0) == pytest.approx(expected, abs=2e-4)
+
+
+def test_als_reaches_a_stationary_point_of_its_weighted_loss():
+    """After many sweeps the loss, written out in float64, cannot be lowered by moving the users' factors."""
+    ratings = Ratings.of(generate.interactions(20, 12, 120, seed=0).table.csr())
+    dense = ndcg_baselines.pair_matrix(ratings).toarray().astype(float)
+    rank, alpha, ridge = 2, 3.0, 0.5
+    scores = ndcg_baselines.als(ratings, rank, alpha, ridge, sweeps=300).astype(float)
+    left, values, right = np.linalg.svd(scores)
+    # The least ridge among all factorisations is the nuclear norm, which the balanced one attains.
+    user, item = left[:, :rank] * np.sqrt(values[:rank]), right[:rank].T * np.sqrt(values[:rank])
+    weights = 1 + alpha * dense
+
+    def loss(user, item):
+        return np.sum(weights * (dense - user @ item.T) ** 2) + ridge * (np.sum(user**2) + np.sum(item**2))
+
+    slope = -2 * (weights * (dense - user @ item.T)) @ item + 2 * ridge * user
+    assert np.abs(slope).max() < 1e-2
+    assert loss(user, item) < loss(1.01 * user, item)
+    assert loss(user, item) < loss(user, 0.99 * item)
+
+
+def test_the_best_setting_of_a_closed_form_is_chosen_on_development_data(small):
+    parts = ndcg_parts.load_parts("small")
+    items = parts.train.item_count
+    truth = np.zeros((parts.train.users, items), np.float32)
+    truth[parts.dev.owners(), np.asarray(parts.dev.items)] = parts.dev.values
+    baseline = ndcg_baselines.Baseline(lambda train, sign: sign * truth, ({"sign": -1.0}, {"sign": 1.0}))
+    found = ndcg_baselines.judge(baseline, parts.train, parts.held_dev, parts.held_test, "ndcg@10", (10,))
+    assert found.settings == {"sign": 1.0}
+    assert found.dev == pytest.approx(1.0, abs=1e-6)
+    assert found.test["ndcg@10"].shape == (parts.train.users,)

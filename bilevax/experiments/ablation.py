@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 import bilevax as bx
-from bilevax.experiments import validation
+from bilevax.experiments import figures, validation
 from bilevax.experiments.report import Report
 from bilevax.solvers.toolkit import msvr_gamma
 
@@ -91,7 +91,8 @@ def run(options: AblationOptions, folder: str | Path, *, quick: bool = False) ->
         "increases'."
     )
     report.table("ablation", table(curves), f"Speed-up in I and in B on {options.data}", note)
-    report.figure("ablation", _plot(curves))
+    caption = f"Validation loss on {options.data} over steps, for several I and several B."
+    report.figure("ablation", _plot(curves), figures.spread_caption(caption, options.trials, "trials"))
     report.finish()
     return curves
 
@@ -170,16 +171,16 @@ def table(curves: list[SizeCurve]) -> list[dict[str, Any]]:
     return [{name: row[name] for name in order if name in row} for row in rows]
 
 
+@figures.styled
 def _plot(curves: list[SizeCurve]) -> Any:
-    from matplotlib.figure import Figure
-
     methods = list(dict.fromkeys(curve.method for curve in curves))
-    figure = Figure(figsize=(10, 3.6 * len(methods)), layout="constrained")
-    for axes, method in zip(figure.subplots(len(methods), 2, squeeze=False), methods, strict=True):
-        for axis, varied in zip(axes, ("I", "B"), strict=True):
-            for curve in curves:
-                if (curve.method, curve.varied) == (method, varied):
-                    axis.plot(curve.step, curve.loss, label=f"{varied} = {curve.value}")
+    figure, axes = figures.panels(len(methods), 2)
+    for row, method in zip(axes, methods, strict=True):
+        for axis, varied in zip(row, ("I", "B"), strict=True):
+            shown = [curve for curve in curves if (curve.method, curve.varied) == (method, varied)]
+            for curve, style in zip(shown, figures.shades(len(shown)), strict=True):
+                label = f"{varied} = {curve.value}"
+                figures.band(axis, curve.step, curve.loss, curve.sd, style, label)
             axis.set(title=method, xlabel="steps", ylabel="validation loss")
-            axis.legend()
+            figures.legend_below(axis, columns=len(shown))
     return figure

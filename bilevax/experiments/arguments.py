@@ -27,7 +27,7 @@ def make_parser(kind: type[Any], description: str | None, out: str) -> argparse.
     for field in dataclasses.fields(kind):
         flag, hint = "--" + field.name.replace("_", "-"), hints[field.name]
         first = (typing.get_args(hint) or (hint,))[0]  # of tuple[str, ...] or int | None
-        nargs = "+" if typing.get_origin(hint) is tuple else None
+        nargs = "*" if typing.get_origin(hint) is tuple else None
         parser.add_argument(flag, type=first, nargs=nargs, default=field.default)
     parser.add_argument("--out", default=out)
     return parser

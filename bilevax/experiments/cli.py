@@ -130,26 +130,35 @@ def grouped(
 
 @reproduce_app.command()
 def ndcg(
+    protocol: Protocol = "ours",
     data: RankingData = "ml-1m",
     method: Method = None,
     seeds: Seeds = 5,
-    epochs: Epochs = 250,
+    epochs: Annotated[
+        int | None, typer.Option(help="epochs of every training; default: 250, or the paper's 120")
+    ] = None,
     hyperparameters: Annotated[
         Path | None, typer.Option(help="a JSON file by method, such as the best.json of `bilevax tune`")
     ] = None,
     seed: Seed = 0,
+    resume: Resume = False,
     out: Out = RESULTS,
     quick: Quick = False,
 ) -> None:
-    """Test NDCG of every ranking method, with full ranking, and the paper's table."""
+    """Test NDCG of every ranking method, with full ranking, beside EASE and ALS; and the paper's table."""
     with errors_as_messages():
-        from bilevax.experiments import ndcg
+        from bilevax.experiments import ndcg, ndcg_paper
 
-        options = ndcg.NDCGOptions(
-            data=data, seeds=seeds, first_seed=seed, epochs=epochs, **given(methods=method)
-        )
+        common: dict[str, Any] = {"data": data, "seeds": seeds, "first_seed": seed, **given(methods=method)}
+        if is_paper(protocol):
+            if hyperparameters:
+                raise ValueError(f"hyperparameters are for protocol 'ours', got {hyperparameters}")
+            literal = ndcg_paper.PaperNDCGOptions(epochs=epochs or 120, **common)
+            ndcg_paper.run(literal, out / "ndcg-paper", quick=quick, resume=resume)
+            return
+        options = ndcg.NDCGOptions(epochs=epochs or 250, **common)
         chosen = hyperparameters and ndcg.read_hyperparameters(hyperparameters)
-        ndcg.run(options, out / "ndcg", quick=quick, hyperparameters=chosen)
+        ndcg.run(options, out / "ndcg", quick=quick, resume=resume, hyperparameters=chosen)
 
 
 @reproduce_app.command()

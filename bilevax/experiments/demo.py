@@ -22,7 +22,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 from scipy import stats
@@ -35,6 +34,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import bilevax as bx
+from bilevax.experiments import figures
 
 BLOCKS, COMPONENTS, CLEAN_ROWS, FLIPPED = 100, 20, 60, 0.4
 TEMPERATURES = np.linspace(1, 11, BLOCKS, endpoint=False)
@@ -191,21 +191,23 @@ def table(found: list[list[Score]]) -> Table:
     return out
 
 
+@figures.styled
 def plot(path: Path, results: dict[str, bx.Result], flipped: np.ndarray) -> None:
     """Plots the loss on the clean rows over time, and the weights of rows with flipped and right labels."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for name, result in results.items():
-        left.plot(result.history["seconds"], result.history["clean loss"], label=name)
+    figure, ((left, right),) = figures.panels(1, 2)
+    for name, style in figures.styles_of(list(results)).items():
+        seen = results[name].history
+        figures.curve(left, seen["seconds"], seen["clean loss"], style, name)
     left.set(xlabel="seconds, without compilation", ylabel="mean loss on the clean rows", xscale="log")
-    left.legend()
+    figures.legend_below(left)
     name, result = list(results.items())[-1]
-    for label, which in {"label flipped": flipped, "label right": ~flipped}.items():
-        right.hist(weights(result)[which], bins=40, range=(0, 1), alpha=0.6, label=label)
+    shown = {"label flipped": flipped, "label right": ~flipped}
+    for (label, which), style in zip(shown.items(), figures.shades(2), strict=True):
+        right.hist(weights(result)[which], bins=40, range=(0, 1), alpha=0.6, color=style.colour, label=label)
     right.set(xlabel="learnt weight of a training row", ylabel="rows", title=name)
-    right.legend()
+    figures.legend_below(right)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    figures.save(figure, path)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 import bilevax as bx
-from bilevax.experiments import tune, validation
+from bilevax.experiments import figures, tune, validation
 from bilevax.experiments.kept import Kept
 from bilevax.experiments.report import Report, spread
 
@@ -113,7 +113,8 @@ def run(
         f"than RSVRB, and v2 is by far the fastest on w8a. {_budgets(options)}"
     )
     report.table("hyperopt", rows, "Validation loss: BSVRB and RSVRB", note)
-    report.figure("hyperopt", _plot(curves))
+    caption = "Validation loss over epochs and over seconds without compilation."
+    report.figure("hyperopt", _plot(curves), figures.spread_caption(caption, options.trials, "trials"))
     report.finish()
     return curves
 
@@ -222,18 +223,15 @@ def average(curves: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np
     return points, values.mean(0), values.std(0, ddof=1) if len(curves) > 1 else np.zeros(len(points))
 
 
+@figures.styled
 def _plot(curves: dict[str, dict[str, list[TrialCurve]]]) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 3.6 * len(curves)), layout="constrained")
-    for axes, (name, found) in zip(
-        figure.subplots(len(curves), 2, squeeze=False), curves.items(), strict=True
-    ):
-        for which, axis in zip(("epochs", "seconds"), axes, strict=True):
+    figure, axes = figures.panels(len(curves), 2)
+    for row, (name, found) in zip(axes, curves.items(), strict=True):
+        styles = figures.styles_of(list(found))
+        for which, axis in zip(("epochs", "seconds"), row, strict=True):
             for method, trials in found.items():
                 at, mean, sd = average([(getattr(curve, which), curve.loss) for curve in trials])
-                (line,) = axis.plot(at, mean, label=method)
-                axis.fill_between(at, mean - sd, mean + sd, alpha=0.2, color=line.get_color())
+                figures.band(axis, at, mean, sd, styles[method], method)
             axis.set(title=name, xlabel=which, ylabel="validation loss", xscale="log")
-            axis.legend()
+    figures.legend_of_all(figure)
     return figure

@@ -1,13 +1,17 @@
-"""Top-K NDCG of every ranking method on the same split, lists and model, and the paper's table.
+"""Top-K NDCG of every ranking method on the same split, lists and model, beside closed forms.
 
 Every user's last five ratings are for testing; the five before them choose the epoch. Every item that the
-user did not rate before is ranked. Seeds run side by side.
+user did not rate before is ranked. Seeds run side by side. With `--protocol paper`, the paper's own rules
+(`ndcg_paper`).
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import functools
 import json
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,41 +19,32 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy import stats
 
 from bilevax.applications.ranking import (
     BILEVEL,
     METHODS,
-    Held,
     NeuMF,
-    Popularity,
-    Ratings,
     Trainings,
     TrainingSettings,
-    evaluate,
-    hold_out,
     train_many,
 )
 from bilevax.applications.ranking.presets import tuned
-from bilevax.data import DataError, load_interactions, split_last
 from bilevax.experiments.arguments import make_parser, read_options
+from bilevax.experiments.kept import Kept
+from bilevax.experiments.ndcg_baselines import BASELINES
+from bilevax.experiments.ndcg_parts import Parts, load_parts
+from bilevax.experiments.ndcg_results import (
+    MethodResult,
+    cutoffs_of,
+    judged,
+    keep,
+    table_rows,
+    write_curves,
+)
 from bilevax.experiments.report import Report, markdown, spread
 
-CUTOFFS = (10, 20, 50)
 QUICK = ("lambdarank", "k-song")  # the methods of a short check: a plain loss and a bilevel one
-RIVAL = "lambdarank"  # the other methods are compared with it, user by user
-# Hu et al. 2023, test NDCG @10, @20 and @50 on ML-20M, then on Netflix, with one held-out item per user.
-PAPER = {
-    "ranknet": (0.0538, 0.0744, 0.1086, 0.0362, 0.0489, 0.0730),
-    "listnet": (0.0660, 0.0875, 0.1227, 0.0532, 0.0700, 0.0992),
-    "listmle": (0.0588, 0.0799, 0.1137, 0.0376, 0.0508, 0.0753),
-    "lambdarank": (0.0697, 0.0913, 0.1259, 0.0531, 0.0693, 0.0976),
-    "approx ndcg": (0.0735, 0.0938, 0.1284, 0.0434, 0.0592, 0.0873),
-    "neural ndcg": (0.0692, 0.0901, 0.1232, 0.0554, 0.0718, 0.1003),
-    "song": (0.0748, 0.0969, 0.1326, 0.0571, 0.0749, 0.1050),
-    "k-song": (0.0747, 0.0973, 0.1340, 0.0573, 0.0743, 0.1042),
-    "re-bsvrb v1": (0.0749, 0.0963, 0.1314, 0.0585, 0.0760, 0.1061),
-}
+WATCH = "ndcg@10"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +54,8 @@ class NDCGOptions:
     Attributes:
       data: a data set of `bilevax.data.load_interactions`.
       methods: the methods, in this order.
+      baselines: the closed forms of `ndcg_baselines`, in this order.
+      choices: how many settings a closed form may try; None is all.
       seeds: trainings per method.
       first_seed: the first seed; tuning uses other seeds.
       epochs: epochs of each training.
@@ -70,6 +67,8 @@ class NDCGOptions:
 
     data: str = "ml-1m"
     methods: tuple[str, ...] = METHODS
+    baselines: tuple[str, ...] = tuple(BASELINES)
+    choices: int | None = None
     seeds: int = 5
     first_seed: int = 0
     epochs: int = 250
@@ -78,62 +77,34 @@ class NDCGOptions:
     width: int = 64
     users: int | None = None
 
+    def __post_init__(self) -> None:
+        check_names("methods", self.methods, METHODS)
+        check_names("baselines", self.baselines, tuple(BASELINES))
+
     def quick(self) -> NDCGOptions:
         """A short check: few users, seeds and epochs, a small model, and few methods unless some were named.
 
         Nearly all of its time is compilation, of one program per method.
         """
         methods = QUICK if self.methods == METHODS else self.methods
-        return dataclasses.replace(
-            self, methods=methods, users=200, seeds=2, epochs=2, warm_up=1, every=1, width=8
-        )
+        small = {"users": 100, "seeds": 2, "epochs": 2, "warm_up": 0, "every": 1, "width": 8, "choices": 1}
+        return dataclasses.replace(self, methods=methods, **small)
 
 
-@dataclasses.dataclass(frozen=True)
-class Parts:
-    """A split on the device, and its held-out parts in the form that `evaluate` takes."""
-
-    train: Ratings
-    dev: Ratings
-    test: Ratings
-    held_dev: Held
-    held_test: Held
+def identity(options: Any) -> dict[str, Any]:
+    """What the result of a method depends on: all options but the names of the other methods."""
+    return {
+        name: value
+        for name, value in dataclasses.asdict(options).items()
+        if name not in ("methods", "baselines")
+    }
 
 
-def load_parts(name: str, models: int = 1, users: int | None = None, *, gap: int = 0) -> Parts:
-    """Splits a data set: the last five ratings of every user for testing, the five before for development.
-
-    Args:
-      name: a data set of `bilevax.data.load_interactions`.
-      models: number of models that are evaluated side by side.
-      users: number of users to use, from the first; None uses all.
-      gap: number of ratings of every user, just before the development ratings, to leave out of `train`; they
-        are not ranked either. With a gap of 5 the development data are as far from the training data as the
-        test data are.
-
-    Raises:
-      DataError: if no user has 11 ratings and those of the gap.
-    """
-    table = load_interactions(name)
-    if users is not None:
-        few = np.flatnonzero(table.user < users)
-        columns = {field: getattr(table, field)[few] for field in ("user", "item", "rating", "time")}
-        table = dataclasses.replace(table, **columns, user_ids=table.user_ids[:users])
-    if gap and table.csr().counts.max() < 11 + gap:
-        raise DataError(f"a gap of {gap} needs users with {11 + gap} ratings, got none: try a smaller gap")
-    table = table.at_least(11 + gap)
-    split = split_last(table, 5, 5)
-    seen, dev, test = (Ratings.of(part) for part in (split.train, split.dev, split.test))
-    train = Ratings.of(split_last(table, gap, 10).train) if gap else seen
-    group = max(1, min(train.users, group_scores() // (train.item_count * models)))
-    return Parts(
-        train, dev, test, hold_out(dev, [seen], group=group), hold_out(test, [seen, dev], group=group)
-    )
-
-
-def group_scores() -> int:
-    """How many scores to compute at once."""
-    return 2**20 if jax.default_backend() == "cpu" else 2**23
+def check_names(name: str, got: tuple[str, ...], known: tuple[str, ...]) -> None:
+    """Raises ValueError if some names are unknown."""
+    unknown = sorted(set(got) - set(known))
+    if unknown:
+        raise ValueError(f"{name} must be among {list(known)}, got {unknown}")
 
 
 def run(
@@ -141,157 +112,108 @@ def run(
     folder: str | Path,
     *,
     quick: bool = False,
+    resume: bool = False,
     hyperparameters: Mapping[str, Any] | None = None,
-) -> dict[str, Trainings]:
+) -> dict[str, MethodResult]:
     """Trains every method with all seeds; writes tables and curves to a folder.
+
+    The result of every method is kept in `kept.json` as it comes; `resume` runs only what is missing there.
 
     Args:
       options: of the experiment.
       folder: where the results go.
       quick: run a short check, `options.quick()`.
+      resume: go on where an earlier run with the same options was stopped.
       hyperparameters: by method, in place of the tuned ones.
 
     Returns:
-      The trainings by method.
+      The results by method, closed forms first.
     """
-    unknown = sorted(set(options.methods) - set(METHODS))
-    if unknown:
-        raise ValueError(f"methods must be among {list(METHODS)}, got {unknown}")
     options = options.quick() if quick else options
     chosen = {m: (hyperparameters or {}).get(m, tuned(options.data, m)) for m in options.methods}
     report = Report(folder, {"experiment": options, "hyperparameters": chosen}, quick=quick)
+    known = {m: (hyperparameters or {}).get(m, tuned(options.data, m)) for m in METHODS}
+    kept = Kept(report.folder / "kept.json", identity(options) | {"hyperparameters": known}, resume=resume)
     parts = load_parts(options.data, options.seeds, options.users)
     report.fact("protocol", parts.held_test.protocol)
-    model = NeuMF(parts.train.users, parts.train.item_count, options.width)
-    keys = jax.vmap(jax.random.key)(options.first_seed + np.arange(options.seeds))
-    popular = _popularity(parts)
-    warm = None
-    found: dict[str, Trainings] = {}
+    found: dict[str, MethodResult] = {}
+    for name in options.baselines:
+        baseline = BASELINES[name].few(options.choices)
+        found[name] = keep(kept, name, functools.partial(judged, name, baseline, parts, WATCH))
+        print(f"{name}: {line(found[name])}", flush=True)
+    trainer = _Trainer(parts, options)
+    note = (
+        f"{options.data}, test data, {parts.held_test.protocol}; mean ± standard deviation over "
+        f"{options.seeds} seeds; differences: paired by user, mean ± standard error; s/epoch: seconds of all "
+        "seeds together, without compilation and evaluation. (fresh): the `Fresh` form of a bilevel method. "
+        "Closed forms: the best settings by development data."
+    )
     for method in options.methods:
         began = time.perf_counter()
-        bilevel = method in BILEVEL
-        if bilevel and options.warm_up and warm is None:
-            warm = _train(parts, model, "softmax", tuned(options.data, "softmax"), keys, options, warm=True)
-        x0 = warm.x if bilevel and warm is not None else None
-        found[method] = _train(parts, model, method, chosen[method], keys, options, x0=x0)
-        print(f"{method}: {time.perf_counter() - began:.1f} s", _line(found[method]), flush=True)
-        _write(report, options, parts, popular, found, show=method == options.methods[-1])
+        found[method] = keep(kept, method, functools.partial(trainer.result, method, chosen[method]))
+        print(f"{method}: {time.perf_counter() - began:.1f} s {line(found[method])}", flush=True)
+        write_so_far(report, found, note)
+    shown = [named_form(one) for one in found.values()]
+    report.fact("chosen settings", {one.method: one.settings for one in shown})
+    report.table("ndcg", table_rows(shown), "Top-K NDCG", note)
+    write_curves(report, shown, WATCH)
     report.finish()
     return found
 
 
-def _train(
-    parts: Parts,
-    model: Any,
-    method: str,
-    hyperparameters: Mapping[str, Any],
-    keys: Any,
-    options: NDCGOptions,
-    x0: Any = None,
-    warm: bool = False,
-) -> Trainings:
-    return train_many(
-        parts.train,
-        model,
-        method,
-        TrainingSettings().replace(**hyperparameters),
-        keys=keys,
-        epochs=options.warm_up if warm else options.epochs,
-        dev=parts.held_dev,
-        test=None if warm else parts.held_test,
-        x0=x0,
-        every=options.warm_up if warm else options.every,
-        cutoffs=_cutoffs(parts),
-    )
+class _Trainer:
+    """Trains methods from one warm-up, which is trained when it is first needed."""
+
+    def __init__(self, parts: Parts, options: NDCGOptions):
+        self.parts, self.options = parts, options
+        self.model = NeuMF(parts.train.users, parts.train.item_count, options.width)
+        self.keys = jax.vmap(jax.random.key)(options.first_seed + np.arange(options.seeds))
+
+    def result(self, method: str, hyperparameters: Mapping[str, Any]) -> MethodResult:
+        """The result of a method."""
+        x0 = self.warm if method in BILEVEL and self.options.warm_up else None
+        return MethodResult.of(self.train(method, hyperparameters, x0), hyperparameters)
+
+    @functools.cached_property
+    def warm(self) -> Any:
+        """The parameters after the warm-up."""
+        return self.train("softmax", tuned(self.options.data, "softmax"), warm=True).x
+
+    def train(
+        self, method: str, hyperparameters: Mapping[str, Any], x0: Any = None, warm: bool = False
+    ) -> Trainings:
+        options, parts = self.options, self.parts
+        return train_many(
+            parts.train,
+            self.model,
+            method,
+            TrainingSettings().replace(**hyperparameters),
+            keys=self.keys,
+            epochs=options.warm_up if warm else options.epochs,
+            dev=parts.held_dev,
+            test=None if warm else parts.held_test,
+            x0=x0,
+            every=options.warm_up if warm else options.every,
+            watch=WATCH,
+            cutoffs=cutoffs_of(parts),
+        )
 
 
-def paired(one: Trainings, other: Trainings, metric: str) -> tuple[float, float]:
-    """The mean over users of the difference of two methods, averaged over seeds; and its standard error."""
-    difference = one.test[metric].mean(0) - other.test[metric].mean(0)
-    difference = difference[np.isfinite(difference)]
-    return float(difference.mean()), float(stats.sem(difference))
+def named_form(one: MethodResult) -> MethodResult:
+    """A result whose name says which form of a bilevel method ran: "k-song (fresh)" for `FreshKSONG`."""
+    fresh = one.method in BILEVEL and one.settings.get("fresh", TrainingSettings().fresh)
+    return dataclasses.replace(one, method=f"{one.method} (fresh)") if fresh else one
 
 
-def _cutoffs(parts: Parts) -> list[int]:
-    return [k for k in CUTOFFS if k <= parts.train.item_count]
+def write_so_far(report: Report, found: Mapping[str, MethodResult], note: str) -> None:
+    """Writes a table of what is there, which a run that is stopped leaves behind."""
+    rows = table_rows([named_form(one) for one in found.values()])
+    (report.folder / "ndcg.md").write_text(f"# So far\n\n{markdown(rows)}\n\n{note}\n", encoding="utf-8")
 
 
-def _popularity(parts: Parts) -> dict[str, str]:
-    """The first row of the table: items ranked by popularity."""
-    popular, cutoffs = Popularity(), _cutoffs(parts)
-    plain = jax.jit(lambda x: evaluate(popular, x, parts.held_test, cutoffs))(popular.count(parts.train))
-    means = {f"NDCG@{k}": f"{np.nanmean(np.asarray(plain[f'ndcg@{k}'])):.4f}" for k in cutoffs}
-    return {"method": "popularity"} | means
-
-
-def _write(
-    report: Report,
-    options: NDCGOptions,
-    parts: Parts,
-    popular: dict[str, str],
-    found: Mapping[str, Trainings],
-    show: bool,
-) -> None:
-    """Writes all tables and curves so far, so that an interrupted experiment keeps its results."""
-    cutoffs = _cutoffs(parts)
-    rows: list[dict[str, Any]] = [dict(popular)]
-    for method, one in found.items():
-        row: dict[str, Any] = {"method": method}
-        row |= {f"NDCG@{k}": spread(one.means(f"ndcg@{k}")) for k in cutoffs}
-        row[f"recall@{cutoffs[0]}"] = spread(one.means(f"recall@{cutoffs[0]}"))
-        if RIVAL in found and method != RIVAL:
-            for k in (cutoffs[0], cutoffs[-1]):
-                mean, error = paired(one, found[RIVAL], f"ndcg@{k}")
-                row[f"− {RIVAL} @{k}"] = f"{mean:+.4f} ± {error:.4f}"
-        row["best epoch"] = spread(one.best_epoch, 0)
-        row["s/epoch"] = f"{one.seconds[-1] / one.epochs[-1]:.4f}"
-        rows.append(row)
-    note = (
-        f"{options.data}, test data, {parts.held_test.protocol}; mean ± standard deviation over "
-        f"{options.seeds} seeds; differences: paired by user, mean ± standard error; s/epoch: seconds of all "
-        "seeds together, without compilation and evaluation."
-    )
-    if show:
-        report.table("ndcg", rows, "Top-K NDCG", note)
-    else:
-        (report.folder / "ndcg.md").write_text(f"# So far\n\n{markdown(rows)}\n\n{note}\n", encoding="utf-8")
-    published = [
-        {"method": m}
-        | dict(zip(("ML-20M@10", "@20", "@50", "Netflix@10", "@20 ", "@50 "), values, strict=True))
-        for m, values in PAPER.items()
-    ]
-    (report.folder / "paper.md").write_text(
-        "# The paper's table\n\nOn other data (ML-20M, Netflix), with one held-out item per user: the values "
-        f"are not directly comparable.\n\n{markdown(published)}\n",
-        encoding="utf-8",
-    )
-    curves = [
-        {"method": m, "seed": seed, "epoch": int(e), "seconds": float(s), "dev ndcg@10": float(v)}
-        for m, one in found.items()
-        for seed, line in enumerate(one.dev)
-        for e, s, v in zip(one.epochs, one.seconds, line, strict=True)
-    ]
-    report.csv("curves", curves)
-    _plot(report, found)
-
-
-def _plot(report: Report, found: Mapping[str, Trainings]) -> None:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:  # the curves are in curves.csv
-        return
-    figure = Figure(figsize=(12, 5), layout="constrained")
-    for axes, against in zip(figure.subplots(1, 2, sharey=True), ("epochs", "seconds"), strict=True):
-        for method, one in found.items():
-            axes.plot(getattr(one, against), one.dev.mean(0), label=method)
-        axes.set_xlabel(against if against == "epochs" else "seconds, all seeds together")
-    figure.axes[0].set_ylabel("development NDCG@10")
-    figure.axes[0].legend(fontsize="small", ncols=2)
-    report.figure("curves", figure)
-
-
-def _line(one: Trainings) -> str:
-    return "  ".join(f"{name} {spread(one.means(name))}" for name in one.test if name.startswith("ndcg"))
+def line(one: MethodResult) -> str:
+    """A result in one line."""
+    return "  ".join(f"{name} {spread(values)}" for name, values in one.means.items() if "ndcg" in name)
 
 
 def read_hyperparameters(path: str | Path) -> dict[str, dict[str, Any]]:
@@ -306,19 +228,29 @@ def read_hyperparameters(path: str | Path) -> dict[str, dict[str, Any]]:
         raise ValueError(f"hyperparameters must be a JSON file, got {path}: {error}") from error
     if not (isinstance(found, dict) and all(isinstance(one, dict) for one in found.values())):
         raise ValueError(f"hyperparameters must be a JSON object of objects, one by method, got {path}")
-    unknown = sorted(set(found) - set(METHODS))
-    if unknown:
-        raise ValueError(f"hyperparameters must be of methods among {list(METHODS)}, got {unknown} in {path}")
+    check_names(f"the hyperparameters of {path}", tuple(found), METHODS)
     return found
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     """`python -m bilevax.experiments.ndcg`: `bilevax reproduce ndcg` without the extra `cli`."""
+    first = argparse.ArgumentParser(add_help=False)
+    first.add_argument("--protocol", choices=("ours", "paper"), default="ours")
+    given, rest = first.parse_known_args(sys.argv[1:] if words is None else words)
+    if given.protocol == "paper":
+        from bilevax.experiments import ndcg_paper
+
+        ndcg_paper.main(rest)
+        return
     parser = make_parser(NDCGOptions, __doc__, "results/ndcg")
+    parser.add_argument("--protocol", choices=("ours", "paper"), help="ours, or by the paper's own rules")
     parser.add_argument("--hyperparameters", help="a JSON file, by method, in place of the tuned ones")
-    given = parser.parse_args()
+    parser.add_argument("--resume", action="store_true", help="run only what is missing in the folder")
+    parser.add_argument("--quick", action="store_true", help="a short check")
+    given = parser.parse_args(rest)
     chosen = given.hyperparameters and read_hyperparameters(given.hyperparameters)
-    run(read_options(NDCGOptions, given), given.out, hyperparameters=chosen)
+    options = read_options(NDCGOptions, given)
+    run(options, given.out, quick=given.quick, resume=given.resume, hyperparameters=chosen)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from bilevax.applications.ranking.evaluation import mean_metrics
 from bilevax.applications.ranking.methods import steps_per_epoch
 from bilevax.applications.ranking.presets import tuned
 from bilevax.experiments.arguments import make_parser, read_options
-from bilevax.experiments.ndcg import CUTOFFS, Parts, load_parts
+from bilevax.experiments.ndcg_parts import Parts, load_parts
+from bilevax.experiments.ndcg_results import CUTOFFS
 from bilevax.experiments.report import Report, markdown
 
 FORMS = ("paper", "tuned")

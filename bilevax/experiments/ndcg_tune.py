@@ -26,7 +26,7 @@ from bilevax.applications.ranking import BILEVEL, METHODS, NeuMF, TrainingSettin
 from bilevax.applications.ranking.methods import DISCOUNTS, SURROGATES
 from bilevax.applications.ranking.presets import tuned
 from bilevax.experiments.arguments import make_parser, read_options
-from bilevax.experiments.ndcg import Parts, load_parts
+from bilevax.experiments.ndcg_parts import Parts, load_parts
 from bilevax.experiments.report import Report
 
 Range = tuple[float, float]  # a positive range is sampled uniformly on a logarithmic scale

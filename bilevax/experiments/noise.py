@@ -29,6 +29,7 @@ from scipy import stats
 import bilevax as bx
 from bilevax.applications.reweighting import Reweighting, as_rows, cross_entropy, products, reweighting
 from bilevax.data import Dataset, flip_labels, load, remove_positives, split_rows
+from bilevax.experiments import figures
 from bilevax.experiments.noise_baselines import (
     BASELINES,
     NoisySplit,
@@ -127,7 +128,11 @@ def run(options: NoiseOptions, folder: str | Path, *, quick: bool = False) -> di
     )
     gains = np.mean([row["gain"].mean() for row in user])
     report.fact("mean gain over the best baseline", float(gains))
-    report.figure("noise", _plot(paper, user))
+    caption = (
+        "Test accuracy (a) by noise level, with the paper's figures as dashes, and (b) by the number of "
+        f"clean rows at noise {user[-1]['noise']}."
+    )
+    report.figure("noise", _plot(paper, user), figures.spread_caption(caption, options.seeds))
     report.finish()
     return {"paper": paper, "user": user}
 
@@ -292,25 +297,28 @@ def part_of(data: Dataset, rows: int | None) -> Dataset:
     )
 
 
+@figures.styled
 def _plot(paper: list[dict[str, Any]], user: list[dict[str, Any]]) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    noises = [row["noise"] for row in paper]
-    for name in (PLAIN, "m = 1", "m = 100"):
-        values = [row[name] for row in paper]
-        (line, *_) = left.errorbar(
-            noises, [v.mean() for v in values], [v.std() for v in values], label=name, capsize=3
-        )
-        left.plot(noises, [row[f"paper, {name}"] for row in paper], "--", color=line.get_color(), alpha=0.6)
-    left.set(xlabel="noise", ylabel="test accuracy", title="as in the paper (dashed: the paper)")
-    left.legend()
+    figure, ((left, right),) = figures.panels(1, 2)
+    names = (PLAIN, "m = 1", "m = 100")
+    series = {name: [row[name] for row in paper] for name in names}
+    places = figures.bars(left, [row["noise"] for row in paper], series, figures.styles_of(names))
+    for name in names:
+        published = [row[f"paper, {name}"] for row in paper]
+        left.plot(places[name], published, "k_", markersize=6, label="the paper" if name == PLAIN else None)
+    lowest = min([min(values.min() for values in runs) for runs in series.values()])
+    left.set(xlabel="noise", ylabel="test accuracy", ylim=(np.floor(20 * lowest) / 20, None))
+    figures.legend_below(left)
     hardest = [row for row in user if row["noise"] == user[-1]["noise"]]
     counts = [str(row["clean"]) for row in hardest]
-    for name in (*BASELINES, OURS):
+    for place, (name, style) in enumerate(figures.styles_of((*BASELINES, OURS)).items()):
         values = [row[name] for row in hardest]
-        right.errorbar(counts, [v.mean() for v in values], [v.std() for v in values], label=name, capsize=3)
+        at = np.arange(len(counts)) + 0.06 * (place - 2)
+        sd = [float(figures.deviation(v)) for v in values]
+        right.errorbar(
+            at, [v.mean() for v in values], sd, color=style.colour, marker=style.marker, label=name, capsize=2
+        )
+    right.set_xticks(range(len(counts)), counts)
     right.set(xlabel="clean rows", ylabel="test accuracy", title=f"noise {user[-1]['noise']}")
-    right.legend()
+    figures.legend_below(right)
     return figure

@@ -30,7 +30,7 @@ from jax import Array
 import bilevax as bx
 from bilevax.applications.reweighting import Reweighting, as_rows, cross_entropy, products, reweighting
 from bilevax.data import Dataset, load
-from bilevax.experiments import tune
+from bilevax.experiments import figures, tune
 from bilevax.experiments.kept import Kept
 from bilevax.experiments.noise import CONFIG, PAPER, PLAIN, corrupt, part_of
 from bilevax.experiments.noise_baselines import NoisySplit
@@ -117,7 +117,8 @@ def run(
         f"level, of logistic regression all {len(STEPS)} steps."
     )
     report.table("noise_paper", [_shown(row) for row in rows], "Noisy labels by the paper's protocol", note)
-    report.figure("noise_paper", _plot(rows))
+    caption = "Test accuracy by noise level; dashes: the paper's figures."
+    report.figure("noise_paper", _plot(rows), figures.spread_caption(caption, options.seeds))
     report.finish()
     return rows
 
@@ -280,24 +281,15 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     return out | {"largest |x|": f"{row['largest |x|']:.1e}"}
 
 
+@figures.styled
 def _plot(rows: list[dict[str, Any]]) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axis = figure.subplots()
+    figure, ((axis,),) = figures.panels(1, 1, width=figures.PAGE)
     names = (PLAIN, *BILEVEL)
-    for place, name in enumerate(names):
-        at = np.arange(len(rows)) + 0.2 * (place - 1.5)
-        means = [row[name].mean() for row in rows]
-        axis.bar(at, means, 0.2, yerr=[_sd(row[name]) for row in rows], label=name)
-        if name in PRINTED:
-            published = [PAPER[row["noise"]][PRINTED.index(name)] for row in rows]
-            axis.plot(at, published, "k_", markersize=10, label="the paper" if name == PLAIN else None)
-    axis.set(xlabel="noise", ylabel="test accuracy", xticks=range(len(rows)), ylim=(0.7, 0.87))
-    axis.set_xticklabels([row["noise"] for row in rows])
-    figure.legend(loc="outside upper center", ncols=5, fontsize=8)
+    series = {name: [row[name] for row in rows] for name in names}
+    places = figures.bars(axis, [row["noise"] for row in rows], series, figures.styles_of(names))
+    for number, name in enumerate(PRINTED):
+        published = [PAPER[row["noise"]][number] for row in rows]
+        axis.plot(places[name], published, "k_", markersize=7, label="the paper" if name == PLAIN else None)
+    axis.set(xlabel="noise", ylabel="test accuracy", ylim=(0.7, 0.87))
+    figures.legend_of_all(figure, columns=5)
     return figure
-
-
-def _sd(values: np.ndarray) -> float:
-    return float(values.std(ddof=1)) if values.size > 1 else 0.0

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from bilevax import __version__
+from bilevax.experiments import figures
 
 
 def spread(values: Any, digits: int = 4) -> str:
@@ -46,7 +47,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 class Report:
-    """A folder of results: `name.csv`, `name.md`, `name.png` and `settings.json`.
+    """A folder of results: `name.csv`, `name.md`, `name.pdf`, `name.png` and `settings.json`.
 
     The folder is created and written to at once: if that fails, it fails before any work is done.
 
@@ -58,6 +59,7 @@ class Report:
 
     def __init__(self, folder: str | Path, options: Any, *, quick: bool = False):
         self.folder, self.quick, self.began = Path(folder), quick, time.perf_counter()
+        self.captions: dict[str, str] = {}
         self.folder.mkdir(parents=True, exist_ok=True)
         device = jax.devices()[0]
         self.facts: dict[str, Any] = {
@@ -85,9 +87,13 @@ class Report:
             writer.writeheader()
             writer.writerows(rows)
 
-    def figure(self, name: str, figure: Any) -> None:
-        """Writes a matplotlib figure as PNG."""
-        figure.savefig(self.folder / f"{name}.png", dpi=130)
+    def figure(self, name: str, figure: Any, caption: str = "") -> None:
+        """Writes a matplotlib figure as PDF and PNG, and its caption to `captions.md`."""
+        figures.save(figure, self.folder / name)
+        self.captions[name] = caption
+        text = "\n\n".join(f"**{name}.** {caption}" for name, caption in self.captions.items() if caption)
+        if text:
+            (self.folder / "captions.md").write_text(text + "\n", encoding="utf-8")
 
     def fact(self, name: str, value: Any) -> None:
         """Adds an entry to `settings.json`."""

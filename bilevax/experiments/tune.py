@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 import bilevax as bx
-from bilevax.experiments import validation
+from bilevax.experiments import figures, validation
 from bilevax.experiments.report import Report
 
 RIDGES = (1e-5, 1e-4, 1e-3, 1e-2)
@@ -136,7 +136,7 @@ def run(options: TuneOptions, folder: str | Path, *, quick: bool = False) -> dic
         report.fact("best", best)
     title = f"Best of {options.trials} trials on {options.data}, {options.steps} steps"
     report.table("tune", tables, title, about(options.grid))
-    report.figure("tune", _plot(losses))
+    report.figure("tune", _plot(losses), f"Validation loss of {title.lower()}; one seed.")
     report.finish()
     return best
 
@@ -198,13 +198,12 @@ def _fit(method: str, task: Any, blocks: int) -> int:
     return max(1, int(stats.get("bytes_limit", 12e9) / 3 / (4 * floats)))
 
 
+@figures.styled
 def _plot(losses: dict[str, np.ndarray]) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.subplots()
-    for method, values in losses.items():
-        axes.plot(np.sort(values[np.isfinite(values)]), label=method)
-    axes.set(xlabel="trials, best first", ylabel="validation loss")
-    axes.legend()
+    figure, ((axis,),) = figures.panels(1, 1)
+    for method, style in figures.styles_of(list(losses)).items():
+        values = np.sort(losses[method][np.isfinite(losses[method])])
+        axis.plot(values, color=style.colour, marker=style.marker, label=method)
+    axis.set(xlabel="trials, best first", ylabel="validation loss")
+    figures.legend_of_all(figure, columns=3)
     return figure

@@ -46,6 +46,8 @@ class TrainingSettings:
     Attributes:
       learning_rate: of Adam.
       weight_decay: decoupled: parameters shrink by learning_rate · weight_decay in every step.
+      l2: this multiple of the parameters is added to the gradient before Adam, as PyTorch's Adam does; None
+        adds nothing.
       averaging: the model that is measured and kept is an average over about this many epochs, or over a
         tenth of the run while that is less; None keeps the model as it is. See `bx.averaged`.
       users_per_step: I. *
@@ -67,6 +69,8 @@ class TrainingSettings:
       threshold_gamma: γ (and γ̄) of the thresholds.
       threshold_step: τ: how far a threshold moves per visit, as a share of the safe step 2/(3 L).
       stages: of the restarted method. *
+      fresh: whether the bilevel methods look at ranks after their refresh (`FreshSONG`, …), or before it, as
+        published (`bx.SONG`, …). *
 
     Raises:
       TypeError, ValueError: a value is of another kind, or out of range.
@@ -74,6 +78,7 @@ class TrainingSettings:
 
     learning_rate: Any = 1e-3
     weight_decay: Any = 0.3
+    l2: Any = None
     averaging: Any = None
     users_per_step: int = 256
     positives: int = 10
@@ -96,6 +101,7 @@ class TrainingSettings:
     threshold_gamma: Any = 0.1
     threshold_step: Any = 1.0
     stages: int = 3
+    fresh: bool = True
 
     def __post_init__(self) -> None:
         for name in ("users_per_step", "positives", "negatives", "cutoff", "stages"):
@@ -107,6 +113,8 @@ class TrainingSettings:
         for name in ("temperature", "depth", "threshold_step"):
             check_constant(name, getattr(self, name))
         check_constant("averaging", self.averaging, zero=True, optional=True)
+        check_constant("l2", self.l2, zero=True, optional=True)
+        bx.checks.flag("fresh", self.fresh)
         self.objective(item_count=2)  # checks its own fields
         # The rest is for a solver or its upper step, and may be a schedule.
         bx.checks.coefficient("learning_rate", self.learning_rate, optional=False)
@@ -212,23 +220,28 @@ def make_solver(method: str, users: int, settings: TrainingSettings, steps: int)
     # F is a mean over users, and an item's vector is in the lists of few users. So the gradients of the NDCGs
     # may be as small as Adam's usual ε, 1e-8, which would shorten their steps.
     upper_step = optax.adamw(settings.learning_rate, eps=_EPSILON, weight_decay=settings.weight_decay)
+    if settings.l2 is not None:
+        upper_step = optax.chain(optax.add_decayed_weights(settings.l2), upper_step)
     if settings.averaging is not None:
         epoch = steps_per_epoch(users, settings)
         upper_step = bx.averaged(upper_step, jnp.maximum(settings.averaging * epoch, 1.0))
     if method in LOSSES:
         return bx.SONG(upper_step=upper_step, alpha=1.0, beta=1.0)
     if method == "song":
-        return FreshSONG(upper_step=upper_step, alpha=settings.alpha, beta=settings.beta)
+        song = FreshSONG if settings.fresh else bx.SONG
+        return song(upper_step=upper_step, alpha=settings.alpha, beta=settings.beta)
     # g″ = τ₂ + mean of σ'/τ₁ ≤ τ₂ + 1/(4 τ₁): a bound that needs no estimate.
     safe = 2 / (3 * (settings.ridge + 0.25 / settings.softness)) * settings.threshold_step
     alpha = {"rank": settings.alpha, "threshold": settings.threshold_alpha}
     if method == "k-song":
-        return FreshKSONG(
+        k_song = FreshKSONG if settings.fresh else bx.KSONG
+        return k_song(
             upper_step=upper_step, lower_step=safe, alpha=alpha, beta=settings.beta, floor=settings.ridge
         )
     # A threshold moves in every step along the slope of its last visit.
     chance = min(1.0, settings.users_per_step / users)
-    solver = FreshBSVRBv1(
+    bsvrb = FreshBSVRBv1 if settings.fresh else bx.BSVRBv1
+    solver = bsvrb(
         upper_step=upper_step,
         lower_step=safe * chance,
         alpha=alpha,

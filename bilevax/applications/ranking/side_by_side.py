@@ -118,7 +118,11 @@ def train_many(
     for k in (cutoff, *cutoffs):
         bx.checks.whole_number("every cutoff", k, 1, ratings.item_count)
     per_epoch = steps_per_epoch(ratings.users, settings)
-    programs = _Programs(model, settings, per_epoch, epochs, watch, cutoff)
+    programs = _Programs(model, settings, per_epoch, epochs)
+
+    def measure(x: PyTree, best: _Best, epoch: int) -> _Best:
+        return _measure(model, x, dev, best, jnp.asarray(epoch), watch, cutoff)
+
     began = time.perf_counter()
     x, keys = programs.begin(keys)
     x = x if x0 is None else x0
@@ -130,7 +134,7 @@ def train_many(
     problem, _ = make_method(method, ratings, model, settings, epochs * per_epoch)
     states = programs.start(method, problem, varied, x, keys)
     states = programs.advance(method, problem, varied, states, 0)
-    jax.block_until_ready(programs.measure(states.average, dev, _nothing_yet(states.x, runs), jnp.asarray(0)))
+    jax.block_until_ready(measure(states.average, _nothing_yet(states.x, runs), 0))
     best = _nothing_yet(states.x, runs)
     compile_seconds = time.perf_counter() - began
 
@@ -142,13 +146,13 @@ def train_many(
         states = programs.advance(method, problem, varied, states, taken * per_epoch)
         jax.block_until_ready(states.x)
         running += time.perf_counter() - tick
-        best = programs.measure(states.average, dev, best, jnp.asarray(epoch))
+        best = measure(states.average, best, epoch)
         at.append(epoch)
         seconds.append(running)
         curves.append(np.asarray(best.last))
     found = {}
     if test is not None:
-        found = jax.device_get(programs.judge(best.x, test, tuple(cutoffs)))
+        found = jax.device_get(_judge(model, best.x, test, tuple(cutoffs)))
     return Trainings(
         method,
         {name: np.asarray(column) for name, column in varied.items()},
@@ -174,12 +178,27 @@ def _nothing_yet(x: PyTree, runs: int) -> _Best:
     return _Best(jax.tree.map(jnp.copy, x), nothing, jnp.zeros(runs, jnp.int32), nothing)
 
 
-class _Programs:
-    """The compiled functions. The problem and its data are arguments of each, not compiled in."""
+# Not parts of `_Programs`: trainings of one model by several methods share what is compiled.
+@eqx.filter_jit
+def _measure(model: Any, x: PyTree, held: Held, best: _Best, epoch: Array, watch: str, cutoff: int) -> _Best:
+    def one(x: PyTree, best: _Best) -> _Best:
+        value = jnp.nanmean(evaluate(model, x, held, (cutoff,))[watch])
+        better = value > best.value
+        kept = jax.tree.map(lambda new, old: jnp.where(better, new, old), x, best.x)
+        return _Best(kept, jnp.where(better, value, best.value), jnp.where(better, epoch, best.epoch), value)
 
-    def __init__(
-        self, model: Any, settings: TrainingSettings, per_epoch: int, epochs: int, watch: str, cutoff: int
-    ) -> None:
+    return jax.vmap(one)(x, best)
+
+
+@eqx.filter_jit
+def _judge(model: Any, x: PyTree, held: Held, cutoffs: tuple[int, ...]) -> dict[str, Array]:
+    return jax.vmap(lambda x: evaluate(model, x, held, cutoffs))(x)
+
+
+class _Programs:
+    """The compiled steps of one method. The problem and its data are arguments of each, not compiled in."""
+
+    def __init__(self, model: Any, settings: TrainingSettings, per_epoch: int, epochs: int) -> None:
         steps = per_epoch * epochs
 
         def of_run(method: str, problem: bx.Problem, varied: dict[str, Array]) -> tuple[bx.Problem, Any]:
@@ -204,21 +223,9 @@ class _Programs:
             problem, solver = of_run(method, problem, varied)
             return bx.advance(problem, solver, state, steps)
 
-        def measure(x: PyTree, held: Held, best: _Best, epoch: Array) -> _Best:
-            value = jnp.nanmean(evaluate(model, x, held, (cutoff,))[watch])
-            better = value > best.value
-            kept = jax.tree.map(lambda new, old: jnp.where(better, new, old), x, best.x)
-            return _Best(
-                kept, jnp.where(better, value, best.value), jnp.where(better, epoch, best.epoch), value
-            )
-
         self.begin = jax.jit(jax.vmap(begin))
         self.start = eqx.filter_jit(_over_runs(start, (None, 0, 0, 0)))
         self._advance = eqx.filter_jit(_over_runs(go_on, (None, 0, 0, None)))
-        self.measure = eqx.filter_jit(jax.vmap(measure, in_axes=(0, None, 0, None)))
-        self.judge = eqx.filter_jit(
-            lambda x, held, cutoffs: jax.vmap(lambda x: evaluate(model, x, held, cutoffs))(x)
-        )
 
     def advance(
         self, method: str, problem: bx.Problem, varied: Any, states: bx.State, steps: int

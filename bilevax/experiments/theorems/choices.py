@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from bilevax.experiments import figures
 from bilevax.experiments.report import Report, spread
 from bilevax.experiments.theorems import outputs, questions
 from bilevax.experiments.theorems.answers import QUESTIONS, Answer, ChoicesOptions
@@ -14,7 +15,7 @@ from bilevax.experiments.theorems.fits import Exponent, fit_exponent
 
 
 def run(options: ChoicesOptions, folder: str | Path, *, quick: bool = False) -> list[Answer]:
-    """Answers all questions; writes tables to a folder."""
+    """Answers all questions; writes tables and a plot to a folder."""
     options = options.quick() if quick else options
     report = Report(folder, options, quick=quick)
     asked = {name: getattr(questions, name) for name in QUESTIONS if name != "output"}
@@ -26,6 +27,8 @@ def run(options: ChoicesOptions, folder: str | Path, *, quick: bool = False) -> 
             "×: T divided by that of the first variant."
         )
         report.table("choices", _rows(answers), "Choices that the paper leaves open", note)
+        caption = "Steps T until the mean of ‖∇F‖² is at most ε²; no bar: not reached."
+        report.figure("choices", _plot(answers), figures.spread_caption(caption, options.seeds))
     if "blocks" in options.questions:
         growth = {"T(sampled)/T(all) in m/I": str(_growth(answers, options)), "the paper's bounds": "0.50"}
         report.table("growth", [growth], "Moving sampled blocks against moving all blocks")
@@ -46,6 +49,27 @@ def _rows(answers: list[Answer]) -> list[dict[str, Any]]:
         row["c, η, τ"] = ", ".join(f"{value:g}" for value in one.best or ())
         rows.append(row)
     return rows
+
+
+@figures.styled
+def _plot(answers: list[Answer]) -> Any:
+    asked = list(dict.fromkeys(one.question for one in answers))
+    columns = min(len(asked), 3)
+    figure, axes = figures.panels(-(-len(asked) // columns), columns, height=2.6)
+    for axis in axes.flat[len(asked) :]:
+        axis.remove()
+    for axis, question in zip(axes.flat, asked, strict=False):
+        shown = [one for one in answers if one.question == question]
+        cases = list(dict.fromkeys(one.case for one in shown))
+        variants = list(dict.fromkeys(one.variant for one in shown))
+        steps = {(one.case, one.variant): one.steps for one in shown if np.isfinite(one.steps).all()}
+        series = {name: [steps.get((case, name), np.array([np.nan])) for case in cases] for name in variants}
+        styles = dict(zip(variants, figures.shades(len(variants)), strict=True))
+        figures.bars(axis, cases, series, styles)
+        axis.set_xticks(range(len(cases)), cases, rotation=25, ha="right", rotation_mode="anchor")
+        axis.set(title=question, ylabel="steps T")
+        figures.legend_below(axis, columns=1, drop=0.5)
+    return figure
 
 
 def _growth(answers: list[Answer], options: ChoicesOptions) -> Exponent:

@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array
 
 import bilevax as bx
+from bilevax.experiments import figures
 from bilevax.experiments.report import Report
 from bilevax.experiments.theorems import lanes
 from bilevax.experiments.theorems.problems import initial_rows, make_family, make_task
@@ -95,7 +96,8 @@ def measure(
         "in units of ε². The true Hessian of quadratic blocks is constant: δ_H is noise alone."
     )
     report.table("errors", rows, "Error terms of the analysis", note)
-    report.figure("errors", _plot(found, epsilon))
+    caption = f"Error terms over steps at ε = {epsilon}, means over blocks."
+    report.figure("errors", _plot(found, epsilon), figures.spread_caption(caption, options.seeds))
     return found
 
 
@@ -109,19 +111,17 @@ def _row(name: str, terms: dict[str, np.ndarray], epsilon: float) -> dict[str, A
     return row
 
 
+@figures.styled
 def _plot(found: dict[str, dict[str, np.ndarray]], epsilon: float) -> Any:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.5 * max(1, len(found)), 4), layout="constrained")
-    for axis, (name, terms) in zip(
-        figure.subplots(1, max(1, len(found)), squeeze=False)[0], found.items(), strict=True
-    ):
+    figure, axes = figures.panels(1, max(1, len(found)), height=3.0)
+    styles = dict(zip(SYMBOLS, figures.shades(len(SYMBOLS)), strict=True))
+    for axis, (name, terms) in zip(axes[0], found.items(), strict=True):
+        axis.set(title=f"{name}, ε = {epsilon}", xlabel="step", xscale="log", yscale="log")
         for term, label in SYMBOLS.items():
             if term in terms:
-                axis.loglog(terms["step"], terms[term].mean(0), label=label)
+                figures.curve(axis, terms["step"], terms[term], styles[term], label)
         axis.axhline(epsilon**2, color="black", linewidth=0.8, linestyle=":", label="ε²")
-        axis.set(title=f"{name}, ε = {epsilon}", xlabel="step")
-        axis.legend(fontsize=8)
+    figures.legend_of_all(figure)
     return figure
 
 

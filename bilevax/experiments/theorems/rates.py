@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from bilevax.experiments import figures
 from bilevax.experiments.report import Report
 from bilevax.experiments.theorems import control, error_terms, speedup
 from bilevax.experiments.theorems.fits import Exponent, fit_exponent
@@ -57,7 +58,8 @@ def run(options: RatesOptions, folder: str | Path, *, quick: bool = False) -> di
         report.table(
             "rates", [_row(curve) for curve in curves.values()], "Steps until mean ‖∇F‖² ≤ ε²", _NOTE
         )
-        report.figure("rates", _plot(list(curves.values())))
+        caption = "Steps until the mean of ‖∇F‖² is at most ε²; lines: fitted exponents, dotted: theory."
+        report.figure("rates", _plot(list(curves.values())), figures.spread_caption(caption, options.seeds))
     if "control" in options.parts:
         control.measure(constants, options, report)
     if "sizes" in options.parts:
@@ -133,23 +135,22 @@ def _row(curve: StepsOverEpsilon) -> dict[str, Any]:
     return row
 
 
+@figures.styled
 def _plot(curves: list[StepsOverEpsilon]) -> Any:
-    from matplotlib.figure import Figure
-
     kinds = [mean for mean in (False, True) if any(curve.method.mean is mean for curve in curves)]
-    figure = Figure(figsize=(5.5 * len(kinds), 4.2), layout="constrained")
-    for axis, mean in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
+    figure, axes = figures.panels(1, len(kinds), height=3.2)
+    styles = figures.styles_of([curve.method.name for curve in curves])
+    for axis, mean in zip(axes[0], kinds, strict=True):
         title = "mean blocks" if mean else "quadratic blocks"
         for curve in (curve for curve in curves if curve.method.mean is mean):
             label = f"{curve.method.name}: {curve.exponent} (theory {curve.method.exponent})"
-            middle, spread = curve.steps.mean(1), curve.steps.std(1)
-            bars = axis.errorbar(curve.epsilons, middle, spread, fmt="o", markersize=4, label=label)
-            color = bars.lines[0].get_color()
+            middle, (color, marker) = curve.steps.mean(1), styles[curve.method.name]
+            spread = figures.deviation(curve.steps.T)
+            axis.errorbar(curve.epsilons, middle, spread, fmt=marker, color=color, capsize=2, label=label)
             axis.plot(curve.epsilons, curve.exponent.at(curve.epsilons), color=color)
             theory = middle[0] * (curve.epsilons / curve.epsilons[0]) ** curve.method.exponent
             axis.plot(curve.epsilons, theory, color=color, linestyle=":")
-        axis.set(
-            xscale="log", yscale="log", xlabel="ε", ylabel="steps T(ε)", title=f"{title} (dotted: theory)"
-        )
-        axis.legend(fontsize=8)
+        axis.set(xscale="log", yscale="log", xlabel="ε", ylabel="steps T(ε)", title=title)
+        figures.mark(axis, sorted({float(e) for curve in curves for e in curve.epsilons}))
+        figures.legend_below(axis, columns=1)
     return figure

@@ -13,6 +13,7 @@ from jax import Array
 
 import bilevax as bx
 import bilevax.testing
+from bilevax.experiments import figures
 from bilevax.experiments.report import Report
 from bilevax.experiments.theorems import lanes
 from bilevax.experiments.theorems.base_options import TheoremOptions
@@ -118,7 +119,8 @@ def run(options: RestartsOptions, folder: str | Path, *, quick: bool = False) ->
         "stage that may last until T returned."
     )
     report.table("restarts", rows, "Restarts under the PL condition", note)
-    report.figure("restarts", _plot(curves, options))
+    caption = "F − min F over steps, with restarts and with constant parameters of each stage."
+    report.figure("restarts", _plot(curves, options), figures.spread_caption(caption, options.seeds))
     report.finish()
     return curves
 
@@ -229,27 +231,22 @@ def _row(curve: GapCurve, options: RestartsOptions, mu: float) -> dict[str, Any]
     return row | {f"T = {end}": f"{gap:.1e}" for end, gap in zip(ends(options), gaps, strict=True)}
 
 
+@figures.styled
 def _plot(curves: list[GapCurve], options: RestartsOptions) -> Any:
-    from matplotlib.figure import Figure
-
     methods = list(dict.fromkeys(curve.method for curve in curves))
-    figure = Figure(figsize=(5.5 * len(methods), 4.2), layout="constrained")
-    for axis, method in zip(figure.subplots(1, len(methods), squeeze=False)[0], methods, strict=True):
-        for curve in (curve for curve in curves if curve.method == method):
+    figure, axes = figures.panels(1, len(methods), height=3.4)
+    for axis, method in zip(axes[0], methods, strict=True):
+        axis.set(title=method, xlabel="step", ylabel="F − min F", xscale="log", yscale="log")
+        shown = [curve for curve in curves if curve.method == method]
+        for curve, style in zip(shown, figures.shades(len(shown)), strict=True):
             staged = curve.stages == "restarts"
             constant = curve.stages.startswith("k")
             label = f"constant, {curve.stages}" if constant else f"RE-: {curve.stages}"
-            axis.loglog(
-                curve.step,
-                curve.gap.mean(0),
-                label=label,
-                linewidth=2.2 if staged else 1,
-                zorder=3 if staged else 2,
-            )
+            looks: Any = {"linewidth": 2.0, "zorder": 3} if staged else {"linewidth": 1.0}
+            figures.curve(axis, curve.step, curve.gap, style, label, **looks)
             if staged:
                 at = ends(options)[options.stages // 2 :]
                 line = _exponent(curve, options).at(at)
                 axis.loglog(at, line[-1] * at[-1] / at, "k:", label="∝ 1/(μT), Theorem 2")
-        axis.set(title=method, xlabel="step", ylabel="F − min F")
-        axis.legend(fontsize=8)
+    figures.legend_of_all(figure, columns=3)
     return figure

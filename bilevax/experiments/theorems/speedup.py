@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from bilevax.experiments import figures
 from bilevax.experiments.report import Report
 from bilevax.experiments.theorems.fits import Exponent, fit_exponent
 from bilevax.experiments.theorems.problems import make_family, noise_of_terms
@@ -70,7 +71,8 @@ def measure(constants: dict[str, float], options: RatesOptions, report: Report) 
     report.fact("variance of a block's term", noise_of_terms(family))
     rows = [_row(one) for one in found]
     report.table("sizes", rows, "Steps against m, I and B", note)
-    report.figure("sizes", _plot(found))
+    caption = "Steps T over m, I and B; dotted: the theorem's, from the first point."
+    report.figure("sizes", _plot(found), figures.spread_caption(caption, options.seeds))
     return found
 
 
@@ -136,25 +138,20 @@ def _row(one: Dependence) -> dict[str, Any]:
     return row
 
 
+@figures.styled
 def _plot(found: list[Dependence]) -> Any:
-    from matplotlib.figure import Figure
-
     kinds = list(dict.fromkeys(one.varied for one in found))
-    figure = Figure(figsize=(4 * len(kinds), 3.8), layout="constrained")
-    for axis, varied in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
+    figure, axes = figures.panels(1, len(kinds))
+    styles = figures.styles_of(list(dict.fromkeys(one.method for one in found)))
+    for axis, varied in zip(axes[0], kinds, strict=True):
         for one in (one for one in found if one.varied == varied):
-            middle = one.steps.mean(1)
-            bars = axis.errorbar(
-                one.values, middle, one.steps.std(1), fmt="o-", markersize=4, label=one.method
+            middle, (color, marker) = one.steps.mean(1), styles[one.method]
+            spread = figures.deviation(one.steps.T)
+            axis.errorbar(
+                one.values, middle, spread, fmt=f"{marker}-", color=color, capsize=2, label=one.method
             )
-            color = bars.lines[0].get_color()
             axis.plot(one.values, one.theory * middle[0] / one.theory[0], color=color, linestyle=":")
-        axis.set(
-            xscale="log",
-            yscale="log",
-            xlabel=varied,
-            ylabel="steps T",
-            title=f"T over {varied} (dotted: theory)",
-        )
-        axis.legend(fontsize=8)
+        axis.set(xscale="log", yscale="log", xlabel=varied, ylabel="steps T")
+        figures.mark(axis, sorted({value for one in found if one.varied == varied for value in one.values}))
+    figures.legend_of_all(figure)
     return figure
