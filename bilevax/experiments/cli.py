@@ -25,6 +25,10 @@ Out = Annotated[Path, typer.Option(help="the results go to a folder of this one,
 Quick = Annotated[bool, typer.Option("--quick", help="a check of about a minute, with few rows and steps")]
 Protocol = Annotated[str, typer.Option(help="ours, or paper: by the paper's own rules")]
 Resume = Annotated[bool, typer.Option("--resume", help="run only what is missing in the folder")]
+Processes = Annotated[int, typer.Option(help="how many results are computed at a time")]
+TheoremFamily = Annotated[
+    str, typer.Option(help="quadratic, or curved: blocks whose Hessian and Jacobian move with x and y")
+]
 RESULTS = Path("results")
 
 
@@ -157,10 +161,13 @@ def rates(
     method: Method = None,
     part: Annotated[
         list[str] | None,
-        typer.Option(help="epsilon, control, sizes or errors; repeat for several; default: all"),
+        typer.Option(help="epsilon, control, sizes, errors or lemmas; repeat for several; default: all"),
     ] = None,
+    family: TheoremFamily = "quadratic",
     seeds: Seeds = 8,
     seed: Seed = 0,
+    processes: Processes = 1,
+    resume: Resume = False,
     out: Out = RESULTS,
     quick: Quick = False,
 ) -> None:
@@ -168,8 +175,11 @@ def rates(
     with errors_as_messages():
         from bilevax.experiments.theorems import rates
 
-        options = rates.RatesOptions(seeds=seeds, seed=seed, **given(methods=method, parts=part))
-        rates.run(options, out / "rates", quick=quick)
+        options = rates.RatesOptions(
+            seeds=seeds, seed=seed, family=family, **given(methods=method, parts=part)
+        )
+        folder = out / f"rates{'-curved' * (family == 'curved')}"
+        rates.run(options, folder, quick=quick, resume=resume, processes=processes)
 
 
 @reproduce_app.command()
@@ -192,8 +202,11 @@ def choices(
             help="blocks, gamma, hessian, slope, projection, start, output; repeat for several; default: all"
         ),
     ] = None,
+    family: TheoremFamily = "quadratic",
     seeds: Seeds = 8,
     seed: Seed = 0,
+    processes: Processes = 1,
+    resume: Resume = False,
     out: Out = RESULTS,
     quick: Quick = False,
 ) -> None:
@@ -201,8 +214,9 @@ def choices(
     with errors_as_messages():
         from bilevax.experiments.theorems import answers, choices
 
-        options = answers.ChoicesOptions(seeds=seeds, seed=seed, **given(questions=question))
-        choices.run(options, out / "choices", quick=quick)
+        options = answers.ChoicesOptions(seeds=seeds, seed=seed, family=family, **given(questions=question))
+        folder = out / f"choices{'-curved' * (family == 'curved')}"
+        choices.run(options, folder, quick=quick, resume=resume, processes=processes)
 
 
 def tune(
