@@ -53,6 +53,7 @@ def hyperopt(
     steps: Steps = 5000,
     seconds: Annotated[float, typer.Option(help="maximum duration of a run, without compilation")] = 60.0,
     seed: Seed = 0,
+    processes: Processes = 1,
     resume: Resume = False,
     out: Out = RESULTS,
     quick: Quick = False,
@@ -70,7 +71,8 @@ def hyperopt(
             seed=seed,
             **given(data=data, methods=method),
         )
-        hyperopt.run(options, out / f"hyperopt{'-paper' * literal}", quick=quick, resume=resume)
+        folder = out / f"hyperopt{'-paper' * literal}"
+        hyperopt.run(options, folder, quick=quick, resume=resume, processes=processes)
 
 
 @reproduce_app.command()
@@ -95,6 +97,7 @@ def noise(
     protocol: Protocol = "ours",
     seeds: Annotated[int | None, typer.Option(help="splits; default: 5, or the paper's 3")] = None,
     seed: Seed = 0,
+    processes: Processes = 1,
     resume: Resume = False,
     out: Out = RESULTS,
     quick: Quick = False,
@@ -105,7 +108,8 @@ def noise(
 
         if is_paper(protocol):
             literal = noise_paper.PaperNoiseOptions(seeds=seeds or 3, first_seed=seed)
-            noise_paper.run(literal, out / "noise-paper", quick=quick, resume=resume)
+            folder = out / "noise-paper"
+            noise_paper.run(literal, folder, quick=quick, resume=resume, processes=processes)
             return
         if resume:
             raise ValueError("resume is for the paper's protocol, got protocol 'ours'")
