@@ -26,6 +26,7 @@ from bilevax._run.sweep import Sweep, grid, sweep
 from bilevax._run.tune import Trial, Tuned, tune
 from bilevax._run.verification import AccuracyWarning, Verification, verify
 from bilevax._step.averaging import averaged
+from bilevax._step.bounded import bounded
 from bilevax._step.oracles import Oracles
 from bilevax._step.pace import automatic_step
 from bilevax._step.state import Info, State
@@ -121,6 +122,7 @@ __all__ = [
     "argmin",
     "automatic_step",
     "averaged",
+    "bounded",
     "checks",
     "dot",
     "grid",

@@ -92,7 +92,7 @@ def test_the_papers_protocol_writes_its_table_and_resumes(data, tmp_path, monkey
     chosen = json.loads((tmp_path / "settings.json").read_text(encoding="utf-8"))["chosen settings"]["0.4"]
     assert chosen["m = 100"]["alpha"] in (0.5, 0.9, 1)
 
-    monkeypatch.setattr(noise_paper, "_column", lambda *given: pytest.fail("nothing is left to run"))
+    monkeypatch.setattr(noise_paper, "_bilevel", lambda *given: pytest.fail("nothing is left to run"))
     again = noise_paper.run(noise_paper.PaperNoiseOptions(), tmp_path, quick=True, resume=True)
     np.testing.assert_array_equal(again[0]["m = 1"], row["m = 1"])
 

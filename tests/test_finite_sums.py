@@ -11,7 +11,7 @@ from calls import grouped
 
 import bilevax as bx
 from bilevax._problem.groups import Groups
-from bilevax.solvers import gradient_table
+from bilevax.solvers import block_page, gradient_table, whole_pass
 from bilevax.testing import quadratic_blocks, ridge_blocks
 
 KEY = jax.random.key(0)
@@ -161,3 +161,38 @@ def test_by_default_refreshes_read_as_many_rows_as_the_steps_between_them():
     state = eqx.filter_jit(solver.init)(family.problem, family.x0, family.y0, **plan)
     share = np.mean(np.asarray(solver.refreshes(family.problem, state.sampler, jnp.arange(50_000))))
     assert abs(share * 20 * 100 / (2 * 4 * 10) - 1) < 0.1
+
+
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.usefixtures("x64")
+def test_a_refresh_piece_by_piece_is_that_of_all_rows(mean, monkeypatch):
+    rng = np.random.default_rng(0)
+    tables = [bx.Shared(rng.normal(size=(rows, 3))) for rows in (23, 31)]
+
+    def upper(x, y, block, batch):
+        return jnp.mean(jnp.sin(batch @ y + block)) + jnp.sum(x**2 * y)
+
+    def lower(x, y, block, batch):
+        return jnp.mean((batch @ y - x[0] + block) ** 2) + jnp.sum(jnp.exp(x) * y**2)
+
+    def inner(x, block, batch):
+        return jnp.mean(jnp.tanh(batch * x + block), 0)
+
+    problem = bx.Problem(upper, bx.mean(inner) if mean else lower, np.arange(4.0), tables[0], tables[1])
+    solver = bx.BlockPAGE(0.1, lower_step=0.1, refresh_chance=1.0)
+    y0 = None if mean else np.zeros((4, 3))
+
+    slopes = whole_pass.whole_slopes
+
+    def end():
+        plan = {"blocks_per_step": 2, "batch_size": 3, "key": KEY, "progress": None}
+        found = bx.minimize(problem, np.ones(3), y0, solver=solver, steps=7, **plan)
+        return jax.tree.leaves((found.x, found.y, found.state.z))
+
+    whole, parts = end(), []
+    monkeypatch.setattr(whole_pass, "PIECE", 7)
+    monkeypatch.setattr(block_page, "whole_slopes", lambda *given: parts.append(given[1]) or slopes(*given))
+    jax.clear_caches()
+    for one, other in zip(whole, end(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10)
+    assert set(parts) == {"f", "lower 0"}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("rich")
+from bilevax.experiments.kept import Kept
 from bilevax.experiments.report import Report, spread
 
 
@@ -55,3 +58,14 @@ def test_a_folder_that_cannot_be_created_is_an_error_before_any_work(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError):
         Report(tmp_path / "file" / "results", {})
+
+
+def test_missing_results_are_computed_in_several_processes_and_kept(tmp_path):
+    path = tmp_path / "kept.json"
+    first = Kept(path, {"seeds": 3})
+    first.get("four", lambda: 2.0)
+    tasks = {"four": functools.partial(math.sqrt, 16), "nine": functools.partial(math.sqrt, 9)}
+    tasks["sixteen"] = functools.partial(math.sqrt, 256)
+    expected = {"four": 2.0, "nine": 3.0, "sixteen": 16.0}  # the first was there already
+    assert first.fill(tasks, processes=2) == expected
+    assert Kept(path, {"seeds": 3}, resume=True).results == expected

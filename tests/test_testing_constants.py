@@ -22,6 +22,7 @@ CASES += [(name, {"nonconvexity": 1.5, "noise": 0.5}) for name in ("quadratic", 
 CASES += [
     ("logistic", {"coupling": 0.3, "conditioning": 20.0}),
     ("pl", {"coupling": 0.4, "nonconvexity": 4.5}),
+    ("curved", {"bend": 5.0, "nonconvexity": 1.5, "noise": 0.5}),
 ]
 IDS = [f"{name}-{'-'.join(settings) or 'default'}" for name, settings in CASES]
 
@@ -195,6 +196,6 @@ def test_constants_fit_the_theorems(name):
     c = FAMILIES[name](**SMALL).constants
     parameters = bx.theory.theorem_1(c, 0.1, SMALL["m"], 2, 4)
     assert parameters.radius == pytest.approx(c.upper_y_bound / c.strong_convexity)
-    assert (c.pl is None) == (name in ("ridge", "logistic"))
+    assert (c.pl is None) == (name in ("ridge", "logistic", "curved"))
     if c.pl is not None:
         assert bx.theory.theorem_2(c, 0.1, SMALL["m"], 2, 4)

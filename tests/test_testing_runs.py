@@ -14,6 +14,7 @@ from bilevax.testing import FAMILIES
 
 DOCS = Path(__file__).parent.parent / "docs" / "testing.md"
 STEPS = {"quadratic": 0.05, "ridge": 0.2, "logistic": 0.5, "mean": 0.02, "mixture": 0.03, "pl": 0.01}
+STEPS |= {"curved": 0.1}
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))

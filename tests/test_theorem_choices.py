@@ -80,7 +80,7 @@ def test_the_refreshed_hessian_is_used_at_once_and_stored():
 
 
 def test_the_stationary_point_is_stationary():
-    family = make_family(False, 6, 3, 10)
+    family = make_family("quadratic", 6, 3, 10)
     assert np.linalg.norm(family.gradient(stationary_point(family))) < 1e-8
 
 
@@ -102,13 +102,13 @@ def test_choices_write_their_tables(tmp_path):
 
 @pytest.mark.parametrize("ratio", [4, 32])
 def test_gamma_is_that_of_the_theorem_however_few_blocks_are_sampled(ratio):
-    given = variance_reduced(0.5, 0.1, Sizes(5 * ratio, 5, 4), make_family(False, 6, 3, 10).constants)
+    given = variance_reduced(0.5, 0.1, Sizes(5 * ratio, 5, 4), make_family("quadratic", 6, 3, 10).constants)
     alpha = given["alpha"]
     assert given["gamma"] == pytest.approx((ratio - 1) / (1 - alpha) + 1 - alpha)
 
 
 def test_falling_parameters_meet_those_of_the_theorem_where_their_epsilon_does():
-    family, sizes = make_family(False, 6, 3, 10), Sizes(6, 3, 4)
+    family, sizes = make_family("quadratic", 6, 3, 10), Sizes(6, 3, 4)
     given = variance_reduced(0.5, 0.1, sizes, family.constants)
     solver = questions.falling(given, 0.1, sizes, family.constants)
     assert solver.gamma is None  # it follows α

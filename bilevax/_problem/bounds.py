@@ -39,8 +39,8 @@ class Bound:
             structure, [jnp.asarray(a, b.dtype) for a, b in zip(mine, leaves, strict=True)]
         )
 
-    def check(self, label: str, one: PyTree) -> None:
-        """Raises unless the bound fits one slot's variable, given by its shapes."""
+    def check(self, label: str, one: PyTree, what: str = "one block's y") -> None:
+        """Raises unless the bound fits a variable, given by its shapes."""
         single = self.structure == jax.tree.structure(0.0)
         shapes = [np.shape(leaf) for leaf in self.leaves]
         expected = [leaf.shape for leaf in jax.tree.leaves(one)]
@@ -48,7 +48,7 @@ class Bound:
         fits = single or self.structure == jax.tree.structure(one)
         if not (fits and all(_broadcasts(a, b) for a, b in zip(shapes, expected, strict=True))):
             raise ValueError(
-                f"{label} must be a number or fit one block's y of shapes {expected}, got shapes {shapes}"
+                f"{label} must be a number or fit {what} of shapes {expected}, got shapes {shapes}"
             )
 
 

@@ -25,6 +25,10 @@ Out = Annotated[Path, typer.Option(help="the results go to a folder of this one,
 Quick = Annotated[bool, typer.Option("--quick", help="a check of about a minute, with few rows and steps")]
 Protocol = Annotated[str, typer.Option(help="ours, or paper: by the paper's own rules")]
 Resume = Annotated[bool, typer.Option("--resume", help="run only what is missing in the folder")]
+Processes = Annotated[int, typer.Option(help="how many results are computed at a time")]
+TheoremFamily = Annotated[
+    str, typer.Option(help="quadratic, or curved: blocks whose Hessian and Jacobian move with x and y")
+]
 RESULTS = Path("results")
 
 
@@ -49,6 +53,7 @@ def hyperopt(
     steps: Steps = 5000,
     seconds: Annotated[float, typer.Option(help="maximum duration of a run, without compilation")] = 60.0,
     seed: Seed = 0,
+    processes: Processes = 1,
     resume: Resume = False,
     out: Out = RESULTS,
     quick: Quick = False,
@@ -66,7 +71,8 @@ def hyperopt(
             seed=seed,
             **given(data=data, methods=method),
         )
-        hyperopt.run(options, out / f"hyperopt{'-paper' * literal}", quick=quick, resume=resume)
+        folder = out / f"hyperopt{'-paper' * literal}"
+        hyperopt.run(options, folder, quick=quick, resume=resume, processes=processes)
 
 
 @reproduce_app.command()
@@ -91,6 +97,7 @@ def noise(
     protocol: Protocol = "ours",
     seeds: Annotated[int | None, typer.Option(help="splits; default: 5, or the paper's 3")] = None,
     seed: Seed = 0,
+    processes: Processes = 1,
     resume: Resume = False,
     out: Out = RESULTS,
     quick: Quick = False,
@@ -101,7 +108,8 @@ def noise(
 
         if is_paper(protocol):
             literal = noise_paper.PaperNoiseOptions(seeds=seeds or 3, first_seed=seed)
-            noise_paper.run(literal, out / "noise-paper", quick=quick, resume=resume)
+            folder = out / "noise-paper"
+            noise_paper.run(literal, folder, quick=quick, resume=resume, processes=processes)
             return
         if resume:
             raise ValueError("resume is for the paper's protocol, got protocol 'ours'")
@@ -166,10 +174,13 @@ def rates(
     method: Method = None,
     part: Annotated[
         list[str] | None,
-        typer.Option(help="epsilon, control, sizes or errors; repeat for several; default: all"),
+        typer.Option(help="epsilon, control, sizes, errors or lemmas; repeat for several; default: all"),
     ] = None,
+    family: TheoremFamily = "quadratic",
     seeds: Seeds = 8,
     seed: Seed = 0,
+    processes: Processes = 1,
+    resume: Resume = False,
     out: Out = RESULTS,
     quick: Quick = False,
 ) -> None:
@@ -177,8 +188,11 @@ def rates(
     with errors_as_messages():
         from bilevax.experiments.theorems import rates
 
-        options = rates.RatesOptions(seeds=seeds, seed=seed, **given(methods=method, parts=part))
-        rates.run(options, out / "rates", quick=quick)
+        options = rates.RatesOptions(
+            seeds=seeds, seed=seed, family=family, **given(methods=method, parts=part)
+        )
+        folder = out / f"rates{'-curved' * (family == 'curved')}"
+        rates.run(options, folder, quick=quick, resume=resume, processes=processes)
 
 
 @reproduce_app.command()
@@ -201,8 +215,11 @@ def choices(
             help="blocks, gamma, hessian, slope, projection, start, output; repeat for several; default: all"
         ),
     ] = None,
+    family: TheoremFamily = "quadratic",
     seeds: Seeds = 8,
     seed: Seed = 0,
+    processes: Processes = 1,
+    resume: Resume = False,
     out: Out = RESULTS,
     quick: Quick = False,
 ) -> None:
@@ -210,8 +227,9 @@ def choices(
     with errors_as_messages():
         from bilevax.experiments.theorems import answers, choices
 
-        options = answers.ChoicesOptions(seeds=seeds, seed=seed, **given(questions=question))
-        choices.run(options, out / "choices", quick=quick)
+        options = answers.ChoicesOptions(seeds=seeds, seed=seed, family=family, **given(questions=question))
+        folder = out / f"choices{'-curved' * (family == 'curved')}"
+        choices.run(options, folder, quick=quick, resume=resume, processes=processes)
 
 
 def tune(

@@ -36,6 +36,7 @@ class HyperoptOptions:
       settings: points of the paper's grid that every method tries, in "paper"; the first one, BSVRB v2, tries
         them with every λ.
       tuning_steps: steps of each such try.
+      at_once: tries in one program; None takes as many as fit into memory.
       shorter: what the tuned steps of x and of y and v are multiplied by. They were tuned on all rows: on few
         rows, η is to be smaller in proportion, as it acts on weights of 1/rows each, and batches are noisier.
     """
@@ -51,6 +52,7 @@ class HyperoptOptions:
     blocks: int = validation.BLOCKS
     settings: int = 24
     tuning_steps: int = 1000
+    at_once: int | None = None
     shorter: tuple[float, float] = (1.0, 1.0)
 
     def __post_init__(self) -> None:
@@ -82,30 +84,26 @@ class TrialCurve:
 
 
 def run(
-    options: HyperoptOptions, folder: str | Path, *, quick: bool = False, resume: bool = False
+    options: HyperoptOptions,
+    folder: str | Path,
+    *,
+    quick: bool = False,
+    resume: bool = False,
+    processes: int = 1,
 ) -> dict[str, dict[str, list[TrialCurve]]]:
     """Runs all methods on all data sets; writes a table and a plot to a folder.
 
-    Every run is kept in `kept.json` as it ends; `resume` runs only what is missing there.
+    Every run is kept in `kept.json` as it ends; `resume` runs only what is missing there. The search of the
+    paper's protocol uses several processes; runs whose seconds are measured are alone.
 
     Returns:
       The curves of the trials, by data set and method.
     """
     options = options.quick() if quick else options
     report = Report(folder, options, quick=quick)
-    kept = Kept(report.folder / "kept.json", options, resume=resume)
-    curves: dict[str, dict[str, list[TrialCurve]]] = {}
-    for name in options.data:
-        config = _config(name, options, kept, report.folder)
+    configs, curves = compute(options, report.folder, resume=resume, processes=processes)
+    for name, config in configs.items():
         report.fact(f"tuned {name}", config)
-        curves[name] = {method: [] for method in options.methods}
-        for method in options.methods:
-            for trial in range(options.trials):
-                print(f"{name}, {method}, trial {trial + 1} of {options.trials}")
-                run_it = functools.partial(_trial, name, method, config, options, options.seed + trial)
-                found = kept.get(f"{name}, {method}, trial {trial}", run_it)
-                curve = TrialCurve(**{field: np.array(values) for field, values in found.items()})
-                curves[name][method].append(curve)
     rows = [row for name, found in curves.items() for row in _rows(name, found, options)]
     note = (
         "reached: seconds, without compilation, until the mean loss of the trials is as low as RSVRB's at "
@@ -119,7 +117,27 @@ def run(
     return curves
 
 
-def _config(name: str, options: HyperoptOptions, kept: Kept, folder: Path) -> dict[str, Any]:
+def compute(
+    options: HyperoptOptions, folder: Path, *, resume: bool = False, processes: int = 1
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, list[TrialCurve]]]]:
+    """Everything that takes long: by data set the hyper-parameters, and the curves by method."""
+    shared = dataclasses.replace(options, data=())  # which data were asked for is not part of a result
+    kept = Kept(folder / "kept.json", shared, resume=resume)
+    configs = {name: _config(name, options, kept, processes) for name in options.data}
+    curves: dict[str, dict[str, list[TrialCurve]]] = {}
+    for name, config in configs.items():
+        curves[name] = {method: [] for method in options.methods}
+        for method in options.methods:
+            for trial in range(options.trials):
+                print(f"{name}, {method}, trial {trial + 1} of {options.trials}")
+                run_it = functools.partial(_trial, name, method, config, options, options.seed + trial)
+                found = kept.get(f"{name}, {method}, trial {trial}", run_it)
+                curve = TrialCurve(**{field: np.array(values) for field, values in found.items()})
+                curves[name][method].append(curve)
+    return configs, curves
+
+
+def _config(name: str, options: HyperoptOptions, kept: Kept, processes: int) -> dict[str, Any]:
     """λ and the hyper-parameters of every method on a data set."""
     if options.protocol == "ours":
         return validation.tuned(name)
@@ -129,10 +147,11 @@ def _config(name: str, options: HyperoptOptions, kept: Kept, folder: Path) -> di
         grid="paper",
         trials=options.settings,
         steps=options.tuning_steps,
+        at_once=options.at_once,
         rows=options.rows,
         blocks=options.blocks,
     )
-    return kept.get(f"{name}, tuned", functools.partial(tune.run, search, folder / f"tune-{name}"))
+    return kept.get(f"{name}, tuned", lambda: tune.search(search, kept, processes)[0])
 
 
 def _budgets(options: HyperoptOptions) -> str:

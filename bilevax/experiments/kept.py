@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
+import multiprocessing
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from bilevax.experiments.report import as_plain
+
+Task = Callable[[], Any]  # computes a result that can be kept
 
 
 class Kept:
@@ -48,12 +53,41 @@ class Kept:
             raise ValueError(f"resume needs the options that {self.path} was begun with: {was}, got {got}")
         self.results = stored["results"]
 
-    def get(self, name: str, compute: Callable[[], Any]) -> Any:
+    def get(self, name: str, compute: Task) -> Any:
         """The result of that name: the one that is kept, or a new one, which is written at once."""
         if name not in self.results:
-            self.results[name] = as_plain(compute())
-            text = json.dumps({"options": self.options, "results": self.results}, indent=1)
-            part = self.path.with_suffix(".part")
-            part.write_text(text + "\n", encoding="utf-8")
-            os.replace(part, self.path)
+            self._keep(name, compute())
         return self.results[name]
+
+    def fill(self, tasks: Mapping[str, Task], processes: int = 1) -> dict[str, Any]:
+        """The results of all tasks, by name; those that are missing are computed, in several processes.
+
+        Args:
+          tasks: what computes each result; with several processes it must be picklable. Long ones first.
+          processes: how many run at a time; 1 stays in this process.
+
+        Returns:
+          The results of the tasks.
+        """
+        missing = {name: task for name, task in tasks.items() if name not in self.results}
+        if processes > 1 and len(missing) > 1:
+            # A fork of a process that runs JAX may hang.
+            context = multiprocessing.get_context("spawn")
+            with concurrent.futures.ProcessPoolExecutor(processes, context, _quietly) as pool:
+                waiting = {pool.submit(task): name for name, task in missing.items()}
+                for count, done in enumerate(concurrent.futures.as_completed(waiting), 1):
+                    self._keep(waiting[done], done.result())
+                    print(f"{waiting[done]} ({count} of {len(waiting)})", flush=True)
+        return {name: self.get(name, task) for name, task in tasks.items()}
+
+    def _keep(self, name: str, result: Any) -> None:
+        self.results[name] = as_plain(result)
+        text = json.dumps({"options": self.options, "results": self.results}, indent=1)
+        part = self.path.with_suffix(".part")
+        part.write_text(text + "\n", encoding="utf-8")
+        os.replace(part, self.path)
+
+
+def _quietly() -> None:
+    """Keeps the messages of many processes from mixing."""
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the life of the process

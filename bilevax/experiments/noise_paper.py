@@ -31,7 +31,7 @@ import bilevax as bx
 from bilevax.applications.reweighting import Reweighting, as_rows, cross_entropy, products, reweighting
 from bilevax.data import Dataset, load
 from bilevax.experiments import figures, tune
-from bilevax.experiments.kept import Kept
+from bilevax.experiments.kept import Kept, Task
 from bilevax.experiments.noise import CONFIG, PAPER, PLAIN, corrupt, part_of
 from bilevax.experiments.noise_baselines import NoisySplit
 from bilevax.experiments.report import Report, spread
@@ -82,7 +82,12 @@ class PaperNoiseOptions:
 
 
 def run(
-    options: PaperNoiseOptions, folder: str | Path, *, quick: bool = False, resume: bool = False
+    options: PaperNoiseOptions,
+    folder: str | Path,
+    *,
+    quick: bool = False,
+    resume: bool = False,
+    processes: int = 1,
 ) -> list[dict[str, Any]]:
     """Fits everything; writes a table and a plot to a folder.
 
@@ -92,22 +97,17 @@ def run(
       The rows of the table, with one entry per seed.
     """
     options = options.quick() if quick else options
-    config = json.loads(CONFIG.read_text(encoding="utf-8"))
     report = Report(folder, options, quick=quick)
-    kept = Kept(report.folder / "kept.json", options, resume=resume)
-    data = part_of(load(config["data"]), options.rows)
+    results = compute(options, report.folder, resume=resume, processes=processes)
     rows, chosen = [], {}
     for noise in options.noises:
         row: dict[str, Any] = {"noise": noise}
         for name in (PLAIN, *BILEVEL):
-            found = kept.get(
-                f"{noise}, {name}", functools.partial(_column, name, data, noise, config, options)
-            )
+            found = results[f"{noise}, {name}"]
             row[name] = np.array(found["accuracy"])
             chosen.setdefault(noise, {})[name] = found["settings"]
             if name == "m = 100":
                 row["largest |x|"] = max(found["moved"])
-            print(f"noise {noise}, {name}: {spread(found['accuracy'])}", flush=True)
         rows.append(row)
     report.fact("chosen settings", chosen)
     note = (
@@ -123,30 +123,69 @@ def run(
     return rows
 
 
-def _column(
-    name: str, data: Dataset, noise: str, config: dict[str, Any], options: PaperNoiseOptions
+def compute(
+    options: PaperNoiseOptions, folder: Path, *, resume: bool = False, processes: int = 1
 ) -> dict[str, Any]:
-    """Test accuracies of a method at a noise level, one per seed, with the settings that were chosen."""
-    tuning = [corrupt(data, noise, options.tuning_seed, config)]
+    """Everything that takes long: the settings and accuracies of every method at every noise level."""
+    kept = Kept(folder / "kept.json", options, resume=resume)
+    cases = [
+        (name, noise, place)
+        for name in reversed(BILEVEL)
+        for noise in options.noises
+        for place in range(len(tune.RIDGES))
+    ]
+    tried = kept.fill(
+        {_tried(*case): functools.partial(_scores, *case, options) for case in cases}, processes
+    )
+    tasks: dict[str, Task] = {}
+    for name in (*BILEVEL, PLAIN):
+        for noise in options.noises:
+            scores = [tried[_tried(name, noise, p)] for p in range(len(tune.RIDGES)) if name != PLAIN]
+            tasks[f"{noise}, {name}"] = functools.partial(_column, name, noise, scores, options)
+    return kept.fill(tasks, processes)
+
+
+def _tried(name: str, noise: str, place: int) -> str:
+    return f"{noise}, {name}, λ = {tune.RIDGES[place]:g}"
+
+
+def _inputs(options: PaperNoiseOptions) -> tuple[Dataset, dict[str, Any]]:
+    config = json.loads(CONFIG.read_text(encoding="utf-8"))
+    return part_of(load(config["data"]), options.rows), config
+
+
+def _points(name: str, place: int, options: PaperNoiseOptions) -> dict[str, np.ndarray]:
+    """The points of the paper's grid that are tried with one λ, as columns."""
+    method, each = BILEVEL[name][0], options.settings // len(tune.RIDGES)
+    return tune.draw_trials(tune.PAPER[method.__name__], each, seed=place)
+
+
+def _scores(name: str, noise: str, place: int, options: PaperNoiseOptions) -> list[float]:
+    """The validation accuracies of a method with one λ, on the split that chooses hyper-parameters."""
+    data, config = _inputs(options)
+    split, columns = corrupt(data, noise, options.tuning_seed, config), _points(name, place, options)
+    ridge, seeds = tune.RIDGES[place], [options.tuning_seed]
+    return list(_bilevel([split], seeds, name, ridge, columns, config, options).score[:, 0])
+
+
+def _column(name: str, noise: str, scores: list[list[float]], options: PaperNoiseOptions) -> dict[str, Any]:
+    """Test accuracies of a method at a noise level, one per seed, with the best settings by `scores`."""
+    data, config = _inputs(options)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     splits = [corrupt(data, noise, seed, config) for seed in seeds]
     if name == PLAIN:
-        steps = options.steps * config["blocks_per_step"]
-        scores = _logistic(tuning, STEPS, steps, config["batch_size"])[0]
-        best = STEPS[int(np.argmax(scores[:, 0]))]
+        tuning, steps = corrupt(data, noise, options.tuning_seed, config), options.steps
+        steps *= config["blocks_per_step"]
+        found = _logistic([tuning], STEPS, steps, config["batch_size"])[0]
+        best = STEPS[int(np.argmax(found[:, 0]))]
         _, accuracy = _logistic(splits, (best,), steps, config["batch_size"])
         return {"settings": {"step": best}, "accuracy": accuracy[0]}
-    method = BILEVEL[name][0]
-    each, scores, tried = options.settings // len(tune.RIDGES), [], []
-    for place, ridge in enumerate(tune.RIDGES):
-        columns = tune.draw_trials(tune.PAPER[method.__name__], each, seed=place)
-        found = _bilevel(tuning, [options.tuning_seed], name, ridge, columns, config, options)
-        scores += list(found.score[:, 0])
-        tried += [{"ridge": ridge} | {key: float(c[k]) for key, c in columns.items()} for k in range(each)]
-    best = tried[int(np.argmax(scores))]
-    single = {key: np.array([value]) for key, value in best.items() if key != "ridge"}
-    found = _bilevel(splits, list(seeds), name, best["ridge"], single, config, options)
-    return {"settings": best, "accuracy": found.accuracy[0], "moved": found.moved[0]}
+    place, row = np.unravel_index(np.argmax(scores), np.shape(scores))
+    single = {key: column[row : row + 1] for key, column in _points(name, int(place), options).items()}
+    ridge = tune.RIDGES[place]
+    found = _bilevel(splits, list(seeds), name, ridge, single, config, options)
+    settings = {"ridge": ridge} | {key: float(column[0]) for key, column in single.items()}
+    return {"settings": settings, "accuracy": found.accuracy[0], "moved": found.moved[0]}
 
 
 class Judged(bx.Shared):

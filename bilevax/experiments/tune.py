@@ -9,6 +9,7 @@ the table says how many each one had.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 
 import bilevax as bx
 from bilevax.experiments import figures, validation
+from bilevax.experiments.kept import Kept
 from bilevax.experiments.report import Report
 
 RIDGES = (1e-5, 1e-4, 1e-3, 1e-2)
@@ -96,49 +98,99 @@ class TuneOptions:
         return dataclasses.replace(self, trials=2, steps=200, rows=1000, blocks=10, ridge=1e-3)
 
 
-def run(options: TuneOptions, folder: str | Path, *, quick: bool = False) -> dict[str, dict[str, float]]:
+def run(
+    options: TuneOptions,
+    folder: str | Path,
+    *,
+    quick: bool = False,
+    kept: Kept | None = None,
+    processes: int = 1,
+) -> dict[str, dict[str, float]]:
     """Tunes every method on a data set, and writes the best hyper-parameters to a folder.
+
+    Args:
+      options: of the search.
+      folder: where the results go.
+      quick: a short check.
+      kept: where the losses are kept as they come, and taken from; in the folder if left out.
+      processes: how many sweeps run at a time.
 
     Returns:
       "ridge" and the best hyper-parameters by method, as in configs/validation.json.
     """
     options = options.quick() if quick else options
     report = Report(folder, options, quick=quick)
-    split = validation.load_split(options.data, options.seed, options.rows)
-    best: dict[str, Any] = {"ridge": options.ridge}
-    tables, losses = [], {}
+    best, found = search(options, Kept(report.folder / "kept.json", options))
+    tables = [_row(method, best, found[method]) for method in options.methods]
     for method in options.methods:
-        columns = draw_trials(GRIDS[options.grid][method], options.trials, options.seed)
-        ridges = [best["ridge"]] if best["ridge"] is not None else list(RIDGES)
-        found = [_sweep(method, split, ridge, columns, options) for ridge in ridges]
-        scores = np.stack([loss for loss, _ in found])
-        if not np.isfinite(scores).any():
-            raise ValueError(
-                f"all {scores.size} trials of {method} diverged: use another grid than {options.grid!r}"
-            )
-        place, row = np.unravel_index(np.argmin(scores), scores.shape)
-        best["ridge"] = ridges[place]
-        best[method] = {name: float(column[row]) for name, column in columns.items()}
-        losses[method] = scores[place]
-        seconds = sum(seconds for _, seconds in found)
-        tables.append(
-            {
-                "method": method,
-                "validation loss": float(scores[place, row]),
-                "trials": scores.size,
-                "diverged": int(np.sum(~np.isfinite(scores))),
-                "seconds": round(seconds, 1),
-                "ridge": best["ridge"],
-                **best[method],
-            }
-        )
-        report.fact(f"{method} scores", [dict(ridge=r, loss=s) for r, s in zip(ridges, scores, strict=True)])
-        report.fact("best", best)
+        report.fact(f"{method} scores", found[method])
+    report.fact("best", best)
     title = f"Best of {options.trials} trials on {options.data}, {options.steps} steps"
     report.table("tune", tables, title, about(options.grid))
+    losses = {method: found[method]["loss"][best["ridge"]] for method in found}
     report.figure("tune", _plot(losses), f"Validation loss of {title.lower()}; one seed.")
     report.finish()
     return best
+
+
+def search(
+    options: TuneOptions, kept: Kept, processes: int = 1
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The best hyper-parameters, and by method the "loss" of every trial by λ, and the "seconds" of all."""
+    best: dict[str, Any] = {"ridge": options.ridge}
+    found: dict[str, dict[str, Any]] = {}
+    # Without a given λ the first method chooses it; the others follow side by side.
+    alone = 1 if options.ridge is None else 0
+    for methods in (options.methods[:alone], options.methods[alone:]):
+        ridges = [best["ridge"]] if best["ridge"] is not None else list(RIDGES)
+        cases = [(m, r, g) for m in methods for r in ridges for g in _groups(m, options)]
+        tasks = {_name(*case, options): functools.partial(_sweep, *case, options) for case in cases}
+        swept = kept.fill(tasks, processes)
+        for method in methods:
+            groups = {
+                r: [swept[_name(method, r, g, options)] for g in _groups(method, options)] for r in ridges
+            }
+            loss = {r: np.concatenate([np.array(one["loss"], float) for one in groups[r]]) for r in ridges}
+            scores = np.stack(list(loss.values()))
+            if not np.isfinite(scores).any():
+                raise ValueError(
+                    f"all {scores.size} trials of {method} diverged: use another grid than {options.grid!r}"
+                )
+            place, row = np.unravel_index(np.nanargmin(scores), scores.shape)
+            best["ridge"] = ridges[place]
+            columns = _columns(method, options)
+            best[method] = {name: float(column[row]) for name, column in columns.items()}
+            seconds = sum(one["seconds"] for some in groups.values() for one in some)
+            found[method] = {"loss": loss, "seconds": seconds}
+    return best, found
+
+
+def _row(method: str, best: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    scores = np.stack(list(found["loss"].values()))
+    return {
+        "method": method,
+        "validation loss": float(np.nanmin(scores)),
+        "trials": scores.size,
+        "diverged": int(np.sum(~np.isfinite(scores))),
+        "seconds": round(found["seconds"], 1),
+        "ridge": best["ridge"],
+        **best[method],
+    }
+
+
+def _name(method: str, ridge: float, group: tuple[int, int], options: TuneOptions) -> str:
+    return f"{options.data}, {method}, λ = {ridge:g}, trials {group[0]} to {group[1]}"
+
+
+def _columns(method: str, options: TuneOptions) -> dict[str, np.ndarray]:
+    return draw_trials(GRIDS[options.grid][method], options.trials, options.seed)
+
+
+def _groups(method: str, options: TuneOptions) -> list[tuple[int, int]]:
+    """The first and the last trial of every sweep."""
+    count = len(next(iter(_columns(method, options).values())))
+    group = min(count, options.at_once or _fit(method, *_sizes(options), options.blocks))
+    return [(begin, min(begin + group, count) - 1) for begin in range(0, count, group)]
 
 
 def about(grid: str) -> str:
@@ -157,42 +209,38 @@ def draw_trials(choices: dict[str, tuple[float, ...]], trials: int, seed: int) -
     return {name: column[rows] for name, column in columns.items()}
 
 
-def _sweep(
-    method: str,
-    split: validation.ValidationSplit,
-    ridge: float,
-    columns: dict[str, np.ndarray],
-    options: TuneOptions,
-) -> tuple[np.ndarray, float]:
-    """The final loss of every trial, and the seconds of all."""
+def _sweep(method: str, ridge: float, group: tuple[int, int], options: TuneOptions) -> dict[str, Any]:
+    """The final loss of some trials, and their seconds."""
+    split = validation.load_split(options.data, options.seed, options.rows)
     task = validation.make_task(split, ridge, options.seed, options.blocks)
-    count = len(next(iter(columns.values())))
-    group = min(count, options.at_once or _fit(method, task, options.blocks))
-    losses, seconds = [], 0.0
-    for begin in range(0, count, group):
-        # The last group is padded to the same size, so that it needs no compilation.
-        rows = np.minimum(np.arange(begin, begin + group), count - 1)
-        swept = bx.sweep(
-            task.problem,
-            task.x0,
-            task.y0,
-            solver=validation.METHODS[method],
-            settings={name: list(column[rows]) for name, column in columns.items()},
-            steps=options.steps,
-            keys=jax.random.split(jax.random.key(options.seed), 1),
-            blocks_per_step=max(1, options.blocks // 10),
-            batch_size=validation.BATCH,
-            metrics={"validation_loss": validation.validation_loss},
-            every=max(1, options.steps // 10),
-        )
-        losses.append(swept.scores("validation_loss"))
-        seconds += float(swept.seconds[-1]) + swept.compile_seconds
-    return np.concatenate(losses)[:count], seconds
+    rows = slice(group[0], group[1] + 1)
+    swept = bx.sweep(
+        task.problem,
+        task.x0,
+        task.y0,
+        solver=validation.METHODS[method],
+        settings={name: list(column[rows]) for name, column in _columns(method, options).items()},
+        steps=options.steps,
+        keys=jax.random.split(jax.random.key(options.seed), 1),
+        blocks_per_step=max(1, options.blocks // 10),
+        batch_size=validation.BATCH,
+        metrics={"validation_loss": validation.validation_loss},
+        every=max(1, options.steps // 10),
+    )
+    seconds = float(swept.seconds[-1]) + swept.compile_seconds
+    return {"loss": swept.scores("validation_loss"), "seconds": seconds}
 
 
-def _fit(method: str, task: Any, blocks: int) -> int:
+@functools.cache
+def _sizes(options: TuneOptions) -> tuple[int, int]:
+    """The numbers of lower variables and of training rows."""
+    split = validation.load_split(options.data, options.seed, options.rows)
+    task = validation.make_task(split, RIDGES[0], options.seed, options.blocks)
+    return task.y0[0].size, task.x0.size
+
+
+def _fit(method: str, width: int, rows: int, blocks: int) -> int:
     """How many trials fit into a third of the device's memory (into 4 GB if its size is unknown)."""
-    width, rows = task.y0[0].size, task.x0.size
     floats = blocks * width * {"RSVRB": rows + width, "BSVRBv1": 3 * width}.get(method, 8) + 4 * rows
     stats = jax.devices()[0].memory_stats() or {}
     return max(1, int(stats.get("bytes_limit", 12e9) / 3 / (4 * floats)))

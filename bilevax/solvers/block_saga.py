@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import KW_ONLY
 from typing import ClassVar
 
+from jax import Array
+
 from bilevax._problem.groups import groups_of
 from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import ROWS, Sample, Sampler
@@ -16,10 +18,11 @@ from bilevax._step.state import State
 from bilevax._step.stored_gradients import Slopes, lower_slopes, upper_slopes
 from bilevax._step.trackers import TrackedSolve
 from bilevax._step.visit import Look, Visit
-from bilevax._util.trees import PyTree, combine, zeros_like
+from bilevax._util.trees import PyTree
 from bilevax.solvers.gradient_table import (
     UPPER,
     blank_table,
+    by_parts,
     filled_table,
     grouped_sample,
     levels_of,
@@ -122,26 +125,19 @@ class BlockSAGA(Recipe):
         trackers, sources, parts = self.trackers(problem), parts_of(problem), dict(state.store)
         point = Point(state.x, {name: tracker.recall(visits[name])[0] for name, tracker in trackers.items()})
 
-        def reduce(part: str, fresh: Slopes) -> Slopes:
+        def reduced(part: str, v: dict[str, PyTree]) -> Slopes:
+            by_x = parts[part].mean.x is not None
+            if part == UPPER:
+                fresh, seen["f"] = upper_slopes(problem, point, sample, by_x)
+            else:
+                fresh = lower_slopes(problem, levels_of(problem, part), point, v, sample, by_x)
             drawn = sample.drawn[sources[part]]
             found, parts[part] = parts[part].reduce(fresh, sample.blocks, drawn, problem.count)
             return found
 
-        fresh, f = upper_slopes(problem, point, sample, parts[UPPER].mean.x is not None)
-        of_upper = reduce(UPPER, fresh)
-        v = {name: t.directions(visits[name], [of_upper.y[name]])[0] for name, t in trackers.items()}
-        found = [of_upper]
-        for part in sources:
-            if part != UPPER:
-                names, by_x = levels_of(problem, part), parts[part].mean.x is not None
-                found.append(reduce(part, lower_slopes(problem, names, point, v, sample, by_x)))
-        total = Gradients(
-            _sum([one.x for one in found if one.x is not None], zeros_like(state.x)),
-            {n: _sum([one.y[n] for one in found if n in one.y], None) for n in trackers},
-            {n: _sum([one.v[n] for one in found if n in one.v], None) for n in trackers},
-            f,
-        )
-        return Look(problem, sample, [point], [v], [total], parts)
+        seen: dict[str, Array] = {}
+        v, total = by_parts(problem, trackers, visits, state.x, reduced)
+        return Look(problem, sample, [point], [v], [Gradients(total.x, total.y, total.v, seen["f"])], parts)
 
     def count_oracles(self, problem: Problem, sampler: Sampler, steps: int) -> Oracles:
         """A group of each sampled block per step; first a pass over all rows, and one over all groups."""
@@ -156,7 +152,3 @@ class BlockSAGA(Recipe):
             once = Oracles(gradients=2) if part == UPPER else of_levels
             table += once * groups[source].total(problem.count)
         return total + table + count_pass(self.oracles(problem), problem, None)
-
-
-def _sum(trees: list[PyTree], empty: PyTree) -> PyTree:
-    return combine(*((1, tree) for tree in trees)) if trees else empty

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,8 +26,10 @@ from bilevax._step.stored_gradients import (
     upper_sees_x,
     upper_slopes,
 )
+from bilevax._step.trackers import Tracker
+from bilevax._step.visit import Visit
 from bilevax._util.memory import available_bytes
-from bilevax._util.trees import PyTree, zeros_like
+from bilevax._util.trees import PyTree, combine, zeros_like
 
 UPPER = "f"  # the part of ℓ that is f; the others have the names of their data sources
 _NUMBERS = 2**24  # entries of gradients by x that are held at once while the table is filled
@@ -46,6 +49,35 @@ def slopes_of(
     if part == UPPER:
         return upper_slopes(problem, point, sample, by_x)[0]
     return lower_slopes(problem, levels_of(problem, part), point, v, sample, by_x)
+
+
+def by_parts(
+    problem: Problem,
+    trackers: dict[str, Tracker],
+    visits: dict[str, Visit],
+    x: PyTree,
+    slopes: Callable[[str, dict[str, PyTree]], Slopes],
+) -> tuple[dict[str, PyTree], Slopes]:
+    """The multipliers, and the gradients of ℓ, from those of its parts.
+
+    Args:
+      problem: the problem.
+      trackers, visits: by level.
+      x: like the gradient by x, which may be in no part.
+      slopes: the gradients of a part (by x over all blocks), from its name and the multipliers.
+    """
+    found = [slopes(UPPER, {})]
+    v = {name: t.directions(visits[name], [found[0].y[name]])[0] for name, t in trackers.items()}
+    found += [slopes(part, v) for part in parts_of(problem) if part != UPPER]
+    return v, Slopes(
+        _sum([one.x for one in found if one.x is not None], zeros_like(x)),
+        {name: _sum([one.y[name] for one in found if name in one.y], None) for name in trackers},
+        {name: _sum([one.v[name] for one in found if name in one.v], None) for name in trackers},
+    )
+
+
+def _sum(trees: list[PyTree], empty: PyTree) -> PyTree:
+    return combine(*((1, tree) for tree in trees)) if trees else empty
 
 
 def levels_of(problem: Problem, part: str) -> list[str]:
@@ -82,7 +114,7 @@ def blank_table(problem: Problem, state: State) -> dict[str, Part]:
         point = Point(state.x, gather(_start_of_y(state), blocks))
         v = zeros_like(point.y)
         return {
-            part: slopes_of(problem, part, point, v, sample, _sees_x(problem, part, point, sample))
+            part: slopes_of(problem, part, point, v, sample, sees_x(problem, part, point, sample))
             for part in parts_of(problem)
         }
 
@@ -126,7 +158,8 @@ def _filling(
     return look
 
 
-def _sees_x(problem: Problem, part: str, point: Point, sample: Sample) -> bool:
+def sees_x(problem: Problem, part: str, point: Point, sample: Sample) -> bool:
+    """Whether a part of ℓ reads x at all."""
     if part == UPPER:
         return upper_sees_x(problem, point, sample)
     return lower_sees_x(problem, levels_of(problem, part), point, sample)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from bilevax.testing.curved import curved_blocks
 from bilevax.testing.family import Family, Region
 from bilevax.testing.kinds import kinds_blocks
 from bilevax.testing.logistic import logistic_blocks
@@ -19,6 +20,7 @@ FAMILIES: dict[str, Callable[..., Family]] = {
     "mean": mean_blocks,
     "mixture": mixture_blocks,
     "pl": pl_blocks,
+    "curved": curved_blocks,
 }
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "Family",
     "FamilySettings",
     "Region",
+    "curved_blocks",
     "kinds_blocks",
     "logistic_blocks",
     "mean_blocks",

@@ -12,10 +12,16 @@ import numpy as np
 
 from bilevax.experiments.theorems import lanes
 from bilevax.experiments.theorems.base_options import TheoremOptions
-from bilevax.experiments.theorems.problems import initial_rows, make_family, make_task
+from bilevax.experiments.theorems.curved_truth import truth_of
+from bilevax.experiments.theorems.problems import (
+    FAMILIES,
+    TheoremFamily,
+    initial_rows,
+    make_family,
+    make_task,
+    step_constants,
+)
 from bilevax.experiments.theorems.scalings import LOWER, UPPER, Sizes, variance_reduced
-from bilevax.experiments.theorems.truth import Truth
-from bilevax.testing.quadratic_upper import QuadraticUpper
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +55,7 @@ class ChoicesOptions(TheoremOptions):
 
     Attributes:
       questions: names from `QUESTIONS`.
+      family: "quadratic", or "curved": blocks whose Hessian and Jacobian move with x and y.
       epsilon: T is the number of steps until the mean of ‖∇F‖² is at most ε².
       start_epsilon: the ε of the question "start", which matters most when ε is small.
       grids: the grid of parameters, by question.
@@ -59,6 +66,7 @@ class ChoicesOptions(TheoremOptions):
     """
 
     questions: tuple[str, ...] = QUESTIONS
+    family: str = "quadratic"
     epsilon: float = 0.2
     start_epsilon: float = 0.1
     grids: dict[str, Grid] = dataclasses.field(default_factory=lambda: dict(GRIDS))
@@ -67,6 +75,8 @@ class ChoicesOptions(TheoremOptions):
     max_steps: int = 20_000
 
     def __post_init__(self) -> None:
+        if self.family not in FAMILIES:
+            raise ValueError(f"family must be among {list(FAMILIES)}, got {self.family!r}")
         for name in self.questions:
             if name not in QUESTIONS:
                 raise ValueError(f"questions must be among {list(QUESTIONS)}, got {name!r}")
@@ -82,9 +92,9 @@ class ChoicesOptions(TheoremOptions):
         """m, I and B, with `copies` of each block."""
         return dataclasses.replace(self.sizes, blocks=self.blocks * copies)
 
-    def family(self, copies: int) -> QuadraticUpper:
+    def blocks_with(self, copies: int) -> TheoremFamily:
         """The problem with `copies` of each block."""
-        return make_family(False, self.blocks, self.dimension, self.rows, copies)
+        return make_family(self.family, self.blocks, self.dimension, self.rows, copies)
 
 
 MakeVariant = Callable[[dict[str, Any]], Any]  # from the coefficients of `variance_reduced`
@@ -107,48 +117,66 @@ class Answer:
     best: tuple[float, float, float] | None
 
 
-def answer(
-    question: str,
-    variant: str,
-    make: MakeVariant,
-    options: ChoicesOptions,
-    copies: int,
-    case: str | None = None,
-    family: QuadraticUpper | None = None,
-    initial: Any = "by ε",
-) -> Answer:
-    """T of one variant with its best parameters.
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """One variant whose steps are asked for.
 
-    Args:
+    Attributes:
       question, variant: the question and the name of the variant.
       make: makes the solver from the coefficients of `variance_reduced`.
       options: of the experiment.
       copies: of each block.
-      case: shown in the table; m/I by default.
-      family: the problem; quadratic blocks by default.
+      named: the case that is shown in the table; m/I by default.
+      family: the problem; that of the options by default.
       initial: rows per block of the initial estimators; O(1/ε) by default.
-
-    Returns:
-      The answer.
     """
-    family, sizes = family or options.family(copies), options.sizes_with(copies)
-    case = case or f"m/I = {1 / sizes.ratio:g}"
-    print(f"{question}: {variant}, {case}")
-    points = options.grids[question].points()
+
+    question: str
+    variant: str
+    make: MakeVariant
+    options: ChoicesOptions
+    copies: int
+    named: str | None = None
+    family: TheoremFamily | None = None
+    initial: Any = "by ε"
+
+    @property
+    def case(self) -> str:
+        """The problem or the size."""
+        return self.named or f"m/I = {1 / self.options.sizes_with(self.copies).ratio:g}"
+
+    @property
+    def name(self) -> str:
+        """The name by which the answer is kept."""
+        return f"{self.question}: {self.variant}, {self.case}"
+
+    def known(self, found: dict[str, Any]) -> Answer:
+        """The answer, from what `answer` found."""
+        best = None if found["best"] is None else tuple(found["best"])
+        return Answer(self.question, self.variant, self.case, np.array(found["steps"], float), best)
+
+
+def answer(asked: Asked) -> dict[str, Any]:
+    """T of one variant with its best parameters: "steps" and "best" of `Answer`, to be kept."""
+    options, copies = asked.options, asked.copies
+    family, sizes = asked.family or options.blocks_with(copies), options.sizes_with(copies)
+    print(asked.name)
+    points, known = options.grids[asked.question].points(), step_constants(family)
     solvers = [
-        make(variance_reduced(c, options.epsilon, sizes, family.constants, UPPER * up, LOWER * low))
+        asked.make(variance_reduced(c, options.epsilon, sizes, known, UPPER * up, LOWER * low))
         for c, up, low in points
     ]
-    task = make_task(family, sizes, initial_rows(options.epsilon) if initial == "by ε" else initial)
-    squared, goal = Truth.of(family).squared_gradient, options.epsilon**2
+    initial = initial_rows(options.epsilon) if asked.initial == "by ε" else asked.initial
+    task = make_task(family, sizes, initial)
+    squared, goal = truth_of(family).squared_gradient, options.epsilon**2
     max_steps = options.max_steps * copies
     best = 0
     if len(solvers) > 1:
         keys = jax.random.split(jax.random.key(options.seed + 1000), options.tuning_seeds)
         tuning = lanes.steps_until(task, solvers, keys, squared, goal, max_steps, race=True).steps.mean(1)
         if not np.isfinite(tuning).any():
-            return Answer(question, variant, case, np.full(options.seeds, np.inf), None)
+            return {"steps": np.full(options.seeds, np.inf), "best": None}
         best = int(np.argmin(tuning))
     keys = jax.random.split(jax.random.key(options.seed), options.seeds)
     steps = lanes.steps_until(task, [solvers[best]], keys, squared, goal, 3 * max_steps).steps[0]
-    return Answer(question, variant, case, steps, points[best])
+    return {"steps": steps, "best": points[best]}

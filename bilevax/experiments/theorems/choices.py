@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bilevax.experiments import figures
+from bilevax.experiments.kept import Kept
 from bilevax.experiments.report import Report, spread
 from bilevax.experiments.theorems import outputs, questions
-from bilevax.experiments.theorems.answers import QUESTIONS, Answer, ChoicesOptions
+from bilevax.experiments.theorems.answers import QUESTIONS, Answer, ChoicesOptions, answer
 from bilevax.experiments.theorems.fits import Exponent, fit_exponent
 
 
-def run(options: ChoicesOptions, folder: str | Path, *, quick: bool = False) -> list[Answer]:
-    """Answers all questions; writes tables and a plot to a folder."""
+def run(
+    options: ChoicesOptions,
+    folder: str | Path,
+    *,
+    quick: bool = False,
+    resume: bool = False,
+    processes: int = 1,
+) -> list[Answer]:
+    """Answers all questions; writes tables and a plot to a folder.
+
+    Every answer is kept in `kept.json` as it comes; `resume` looks only for those that are missing there.
+    """
     options = options.quick() if quick else options
     report = Report(folder, options, quick=quick)
-    asked = {name: getattr(questions, name) for name in QUESTIONS if name != "output"}
-    answers = [one for name, ask in asked.items() if name in options.questions for one in ask(options)]
+    answers = compute(options, report.folder, resume=resume, processes=processes)
     if answers:
         note = (
             "T: steps until the mean of ‖∇F‖² is at most ε², mean ± standard deviation over seeds. Each "
@@ -36,6 +48,28 @@ def run(options: ChoicesOptions, folder: str | Path, *, quick: bool = False) -> 
         outputs.measure(options, report)
     report.finish()
     return answers
+
+
+def compute(
+    options: ChoicesOptions, folder: Path, *, resume: bool = False, processes: int = 1
+) -> list[Answer]:
+    """The answers to all questions but that of the output: everything that takes long."""
+    # Which questions were asked is not part of an answer.
+    kept = Kept(folder / "kept.json", dataclasses.replace(options, questions=()), resume=resume)
+    asked = [
+        (name, place, one)
+        for name in QUESTIONS
+        if name != "output" and name in options.questions
+        for place, one in enumerate(getattr(questions, name)(options))
+    ]
+    tasks = {one.name: functools.partial(_answered, name, place, options) for name, place, one in asked}
+    found = kept.fill(tasks, processes)
+    return [one.known(found[one.name]) for _, _, one in asked]
+
+
+def _answered(name: str, place: int, options: ChoicesOptions) -> dict[str, Any]:
+    """One answer to a question. Variants are functions, which other processes cannot be sent."""
+    return answer(getattr(questions, name)(options)[place])
 
 
 def _rows(answers: list[Answer]) -> list[dict[str, Any]]:

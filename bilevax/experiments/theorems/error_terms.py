@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -12,14 +13,17 @@ from jax import Array
 
 import bilevax as bx
 from bilevax.experiments import figures
+from bilevax.experiments.kept import Task
 from bilevax.experiments.report import Report
 from bilevax.experiments.theorems import lanes
-from bilevax.experiments.theorems.problems import initial_rows, make_family, make_task
+from bilevax.experiments.theorems.curved_truth import CurvedTruth, truth_of
+from bilevax.experiments.theorems.problems import initial_rows, make_family, make_task, step_constants
 from bilevax.experiments.theorems.rates_options import RatesOptions
 from bilevax.experiments.theorems.scalings import METHODS
 from bilevax.experiments.theorems.truth import Truth
 from bilevax.solvers.toolkit import flatten_slots, solve, where_slot
 
+TRACKED = ("BSVRB v1", "BSVRB v2")
 SYMBOLS = {
     "z": "‖z − Δ‖²",
     "y": "‖y_i − y_i(x)‖²",
@@ -38,7 +42,7 @@ class ErrorTerms(eqx.Module):
     derivatives at time t: δ_z = ‖z_{t+1} − Δ_t‖².
     """
 
-    truth: Truth
+    truth: Truth | CurvedTruth
 
     def __call__(self, state: bx.State) -> dict[str, Array]:
         (table,), (clocks,) = state.levels.values(), state.clocks.values()
@@ -52,48 +56,58 @@ class ErrorTerms(eqx.Module):
         }
         if memory.hessian is None:
             v, v_old = memory.v.at(clocks.v.now), memory.v.at(clocks.v.before)
-            terms["v"] = _mean_square(v - truth.inverse_solution(y))
-            terms["u"] = _mean_square(memory.v.slope - truth.inverse_gradient(y_old, v_old))
+            terms["v"] = _mean_square(v - truth.inverse_solution(x, y))
+            terms["u"] = _mean_square(memory.v.slope - truth.inverse_gradient(x_old, y_old, v_old))
         else:
             # H_t, which step t used: if the block was visited, H before its refresh.
             used = where_slot(memory.visit == state.step - 1, memory.previous, memory.hessian)
             v_old = solve(used, flatten_slots(truth.upper_slope(y_old))[..., None])[..., 0]
-            terms["H"] = _mean_square((memory.hessian - truth.A).reshape(len(truth.A), -1))
-        terms["z"] = jnp.sum((state.z - truth.mean_term(x_old, v_old)) ** 2)
+            missing = memory.hessian - truth.hessian(x_old, y_old)
+            terms["H"] = _mean_square(missing.reshape(len(missing), -1))
+        terms["z"] = jnp.sum((state.z - truth.mean_term(x_old, y_old, v_old)) ** 2)
         return terms
 
 
-def measure(
-    constants: dict[str, float], options: RatesOptions, report: Report
-) -> dict[str, dict[str, np.ndarray]]:
-    """Records the error terms of BSVRB v1 and v2 at one ε; writes `errors.csv`, `.md` and `.png`.
+def tasks(constants: dict[str, float], options: RatesOptions) -> dict[str, Task]:
+    """The runs of BSVRB v1 and v2 whose error terms are recorded at one ε, by name."""
+    return {
+        f"{name}: errors": functools.partial(recorded, name, constants[name], options)
+        for name in TRACKED
+        if name in constants
+    }
 
-    Args:
-      constants: the tuned c of each method.
-      options: of the experiment.
-      report: where the table and the plot go.
 
-    Returns:
-      By method: every term, (seeds, steps), and "step", the steps at which they were recorded.
-    """
+def recorded(name: str, c: float, options: RatesOptions) -> dict[str, Any]:
+    """Every error term of a method, (seeds, steps), and "step", the steps at which they were recorded."""
     epsilon = options.error_epsilon
-    family = make_family(False, options.blocks, options.dimension, options.rows)
-    observe = ErrorTerms(Truth.of(family))
+    family = make_family(options.family, options.blocks, options.dimension, options.rows)
     keys = jax.random.split(jax.random.key(options.seed + 2000), options.seeds)
     at = lanes.log_spaced(2, options.error_steps, 60)
-    found: dict[str, dict[str, np.ndarray]] = {}
-    for name in ("BSVRB v1", "BSVRB v2"):
-        if name not in constants:
-            continue
-        print(f"error terms of {name} at ε = {epsilon}")
-        solver = METHODS[name].make(constants[name], epsilon, options.sizes, family.constants)
-        task = make_task(family, options.sizes, initial_rows(epsilon))
-        seen = lanes.trace(task, [solver], keys, observe, at)
-        found[name] = {"step": np.asarray(at)} | {term: values[0] for term, values in seen.items()}
+    solver = METHODS[name].make(c, epsilon, options.sizes, step_constants(family))
+    task = make_task(family, options.sizes, initial_rows(epsilon))
+    seen = lanes.trace(task, [solver], keys, ErrorTerms(truth_of(family)), at)
+    return {"step": np.asarray(at)} | {term: values[0] for term, values in seen.items()}
+
+
+def write(
+    results: dict[str, Any], constants: dict[str, float], options: RatesOptions, report: Report
+) -> dict[str, dict[str, np.ndarray]]:
+    """Writes `errors.csv`, `.md` and `.png` from the results of the tasks; returns the terms by method."""
+    epsilon = options.error_epsilon
+    found = {
+        name: {term: np.asarray(values) for term, values in results[f"{name}: errors"].items()}
+        for name in TRACKED
+        if name in constants
+    }
     rows = [_row(name, terms, epsilon) for name, terms in found.items()]
+    still = (
+        ""
+        if options.family == "curved"
+        else (" The true Hessian of quadratic blocks is constant: δ_H is noise alone.")
+    )
     note = (
         f"At ε = {epsilon}: the mean over blocks, seeds and the second half of {options.error_steps} steps, "
-        "in units of ε². The true Hessian of quadratic blocks is constant: δ_H is noise alone."
+        f"in units of ε².{still}"
     )
     report.table("errors", rows, "Error terms of the analysis", note)
     caption = f"Error terms over steps at ε = {epsilon}, means over blocks."

@@ -14,7 +14,8 @@ import bilevax as bx
 from bilevax.experiments.report import Report, spread
 from bilevax.experiments.theorems import lanes
 from bilevax.experiments.theorems.answers import ChoicesOptions
-from bilevax.experiments.theorems.problems import initial_rows, make_task
+from bilevax.experiments.theorems.curved_truth import CurvedTruth, truth_of
+from bilevax.experiments.theorems.problems import initial_rows, make_task, step_constants
 from bilevax.experiments.theorems.scalings import variance_reduced
 from bilevax.experiments.theorems.truth import Truth
 
@@ -30,13 +31,13 @@ def measure(options: ChoicesOptions, report: Report) -> dict[str, np.ndarray]:
       By kind of output, one value per seed.
     """
     epsilon, copies = options.epsilon, options.copies[0]
-    family, sizes = options.family(copies), options.sizes_with(copies)
-    truth, task = Truth.of(family), make_task(family, sizes, initial_rows(epsilon))
-    keys = jax.random.split(jax.random.key(options.seed), options.seeds)
+    family, sizes = options.blocks_with(copies), options.sizes_with(copies)
+    truth, task = truth_of(family), make_task(family, sizes, initial_rows(epsilon))
+    keys, known = jax.random.split(jax.random.key(options.seed), options.seeds), step_constants(family)
     rows, last = [], {}
     for c in options.grids["output"].constants:
         print(f"output: c = {c}")
-        solver = bx.BSVRBv2(**variance_reduced(c, epsilon, sizes, family.constants))
+        solver = bx.BSVRBv2(**variance_reduced(c, epsilon, sizes, known))
         reached = lanes.steps_until(
             task, [solver], keys, truth.squared_gradient, epsilon**2, options.max_steps
         )
@@ -65,7 +66,7 @@ class _Sums(eqx.Module):
 
 @eqx.filter_jit
 def _follow(
-    solvers: Any, problem: bx.Problem, truth: Truth, states: bx.State, steps: Array
+    solvers: Any, problem: bx.Problem, truth: Truth | CurvedTruth, states: bx.State, steps: Array
 ) -> dict[str, Array]:
     def one(solver: bx.AbstractSolver, state: bx.State) -> dict[str, Array]:
         def body(t: Array, carry: tuple[bx.State, _Sums]) -> tuple[bx.State, _Sums]:

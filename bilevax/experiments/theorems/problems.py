@@ -12,7 +12,13 @@ import bilevax as bx
 import bilevax.testing
 from bilevax.experiments.theorems.lanes import Task
 from bilevax.experiments.theorems.scalings import Sizes
+from bilevax.testing.block_algebra import times
+from bilevax.testing.curved import CurvedBlocks
 from bilevax.testing.quadratic_upper import QuadraticUpper
+from bilevax.theory import Constants
+
+TheoremFamily = QuadraticUpper | CurvedBlocks
+FAMILIES = ("quadratic", "curved")  # of argmin levels
 
 # Noise in every derivative, and waves that make F non-convex (without them its curvature is 0.3 to 0.6).
 QUADRATIC: dict[str, Any] = {"noise": 1.0, "conditioning": 3.0, "coupling": 1.0, "nonconvexity": 0.5}
@@ -20,14 +26,23 @@ QUADRATIC: dict[str, Any] = {"noise": 1.0, "conditioning": 3.0, "coupling": 1.0,
 MEAN: dict[str, Any] = QUADRATIC | {"conditioning": 1.0, "coupling": 0.6}
 
 
-def make_family(mean: bool, m: int, d: int, rows: int, copies: int = 1, seed: int = 0) -> QuadraticUpper:
-    """Quadratic or mean blocks; `copies` of each block multiply m and leave F unchanged."""
-    make = bilevax.testing.mean_blocks if mean else bilevax.testing.quadratic_blocks
-    family = make(m=m, d_x=d, d_y=d, rows=rows, seed=seed, **(MEAN if mean else QUADRATIC))
+# ‖∇F(x0)‖ is 2.4. Hessians and Jacobians change by more than a quarter of their size between x0 and the end.
+CURVED: dict[str, Any] = QUADRATIC | {"bend": 4.0, "coupling": 2.5}
+
+
+def make_family(kind: str, m: int, d: int, rows: int, copies: int = 1, seed: int = 0) -> TheoremFamily:
+    """Quadratic, curved or mean blocks; `copies` of each block multiply m and leave F unchanged."""
+    makers: dict[str, Any] = {
+        "quadratic": (bilevax.testing.quadratic_blocks, QUADRATIC),
+        "curved": (bilevax.testing.curved_blocks, CURVED),
+        "mean": (bilevax.testing.mean_blocks, MEAN),
+    }
+    make, settings = makers[kind]
+    family = make(m=m, d_x=d, d_y=d, rows=rows, seed=seed, **settings)
     return family if copies == 1 else copied(family, copies)
 
 
-def copied(family: QuadraticUpper, copies: int) -> QuadraticUpper:
+def copied(family: TheoremFamily, copies: int) -> TheoremFamily:
     """The family with every block repeated `copies` times."""
 
     def tile(array: Any) -> np.ndarray:
@@ -40,46 +55,69 @@ def copied(family: QuadraticUpper, copies: int) -> QuadraticUpper:
 
     problem = family.problem
     (level,) = problem.levels.values()
-    names = ("A", "B", "W", "hessian_factors", "jacobian_factors", "shifts", "targets")
+    fields = {one.name: getattr(family, one.name) for one in dataclasses.fields(family) if one.name != "x0"}
     return dataclasses.replace(
         family,
-        settings=dataclasses.replace(family.settings, m=copies * family.settings.m),
-        problem=bx.Problem(
-            problem.upper,
-            level,
-            {name: tile(array) for name, array in problem.blocks.items()},
-            repeated(problem.upper_data),
-            repeated(problem.lower_data[0]),
-        ),
-        y0=None if family.y0 is None else tile(family.y0),
-        **{name: tile(getattr(family, name)) for name in names},
+        **{name: tile(value) for name, value in fields.items() if isinstance(value, np.ndarray)}
+        | {
+            "settings": dataclasses.replace(family.settings, m=copies * family.settings.m),
+            "problem": bx.Problem(
+                problem.upper,
+                level,
+                {name: tile(array) for name, array in problem.blocks.items()},
+                repeated(problem.upper_data),
+                repeated(problem.lower_data[0]),
+            ),
+        },
     )
 
 
-def make_task(family: QuadraticUpper, sizes: Sizes, initial: int | Literal["all"] | None) -> Task:
+def step_constants(family: TheoremFamily) -> Constants:
+    """The family's constants, as units of the steps: L_F is that on the way from x0, where it is a bound.
+
+    On the way of exact gradient descent; a bound over a whole region is several times larger.
+    """
+    if not isinstance(family, CurvedBlocks):
+        return family.constants
+    x, most = np.asarray(family.x0, float), 0.0
+    for _ in range(60):
+        most = max(most, float(np.linalg.norm(_second_derivative(family, x), 2)))
+        x = x - 0.5 * family.gradient(x) / most
+    return dataclasses.replace(family.constants, upper_smoothness=most)
+
+
+def _second_derivative(family: TheoremFamily, x: np.ndarray, h: float = 1e-4) -> np.ndarray:
+    steps = h * np.eye(len(x))
+    return np.stack([(family.gradient(x + e) - family.gradient(x - e)) / (2 * h) for e in steps])
+
+
+def make_task(family: TheoremFamily, sizes: Sizes, initial: int | Literal["all"] | None) -> Task:
     """A run that starts from x0 and y_i(x0) and draws blocks independently, as Theorem 1 assumes."""
     y0 = None if family.y0 is None else family.settings.cast(family.lower_solution(family.x0))
     sampling = bx.Sampling(sizes.blocks_per_step, sizes.batch_size, False, initial)
     return Task(family.problem, family.x0, y0, sampling)
 
 
-def stationary_point(family: QuadraticUpper, steps: int = 2000) -> np.ndarray:
+def stationary_point(family: TheoremFamily, steps: int = 2000) -> np.ndarray:
     """The limit of exact gradient descent from x0, in float64."""
-    x = np.asarray(family.x0, float)
+    x, smoothness = np.asarray(family.x0, float), step_constants(family).upper_smoothness
     for _ in range(steps):
-        x = x - family.gradient(x) / family.constants.upper_smoothness
+        x = x - family.gradient(x) / smoothness
     return x
 
 
-def noise_of_terms(family: QuadraticUpper) -> dict[str, float]:
+def noise_of_terms(family: TheoremFamily) -> dict[str, float]:
     """The variance of ∇_x f − ∇²_xy g v at a stationary point: between blocks, and between rows."""
     x = stationary_point(family)
-    y = family.stacked_solution(x)
-    through = np.einsum("mij,mi->mj", family.B, family.inverse_solution(x))
-    terms = family.upper_slopes(x, y)[0] + through
+    y, v = family.stacked_solution(x), family.inverse_solution(x)
+    jacobian = family.lower_curvature(x, y)[1]
+    # Rows scale the linear part of the Jacobian by e, and the rest, which curved blocks have, by h.
+    linear, curved = (times(part.transpose(0, 2, 1), v) for part in (family.B, jacobian - family.B))
+    terms = family.upper_slopes(x, y)[0] + linear + curved
     between = np.sum((terms - terms.mean(0)) ** 2, 1).mean()
-    rows = (family.jacobian_factors.var(1) * np.sum(through**2, 1)).mean()
-    return {"blocks": float(between), "rows": float(rows)}
+    factors = family.jacobian_factors[..., None], family.hessian_factors[..., None]
+    sampled = factors[0] * linear[:, None] + factors[1] * curved[:, None]
+    return {"blocks": float(between), "rows": float(sampled.var(1).sum(1).mean())}
 
 
 def initial_rows(epsilon: float) -> int:
@@ -87,8 +125,8 @@ def initial_rows(epsilon: float) -> int:
     return math.ceil(4 / epsilon)
 
 
-def with_common_factor(family: QuadraticUpper) -> QuadraticUpper:
-    """Quadratic blocks with e = h: rows scale Hessian and Jacobian alike, so their noise is correlated."""
+def with_common_factor(family: TheoremFamily) -> TheoremFamily:
+    """The blocks with e = h: rows scale Hessian and Jacobian alike, so their noise is correlated."""
     problem, (data,) = family.problem, family.problem.lower_data
     assert isinstance(data, bx.PerBlock)
     rows = dict(data.packed.unpacked())

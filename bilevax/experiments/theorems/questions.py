@@ -12,8 +12,12 @@ import numpy as np
 from jax import Array
 
 import bilevax as bx
-from bilevax.experiments.theorems.answers import Answer, ChoicesOptions, MakeVariant, answer
-from bilevax.experiments.theorems.problems import initial_rows, stationary_point, with_common_factor
+from bilevax.experiments.theorems.answers import Asked, ChoicesOptions, MakeVariant
+from bilevax.experiments.theorems.problems import (
+    initial_rows,
+    stationary_point,
+    with_common_factor,
+)
 from bilevax.experiments.theorems.scalings import Sizes
 from bilevax.experiments.theorems.variants import (
     EagerBSVRBv2,
@@ -24,7 +28,7 @@ from bilevax.experiments.theorems.variants import (
 from bilevax.theory import Constants
 
 
-def blocks(options: ChoicesOptions) -> list[Answer]:
+def blocks(options: ChoicesOptions) -> list[Asked]:
     """Moving all blocks lazily, against moving only the sampled blocks: the claim of √(m/I)."""
     found = []
     for copies in options.copies:
@@ -36,11 +40,11 @@ def blocks(options: ChoicesOptions) -> list[Answer]:
             return SampledBSVRBv2(**coefficients | steps)
 
         for variant, make in (("all, lazily", version_2), ("sampled", sampled)):
-            found.append(answer("blocks", variant, make, options, copies))
+            found.append(Asked("blocks", variant, make, options, copies))
     return found
 
 
-def gamma(options: ChoicesOptions) -> list[Answer]:
+def gamma(options: ChoicesOptions) -> list[Asked]:
     """MSVR's γ, STORM's, and none."""
 
     def storm(coefficients: dict[str, Any]) -> Any:
@@ -53,15 +57,15 @@ def gamma(options: ChoicesOptions) -> list[Answer]:
 
     variants = (("by the formula", version_2), ("1 − α (STORM)", storm), ("0", none))
     return [
-        answer("gamma", variant, make, options, copies)
+        Asked("gamma", variant, make, options, copies)
         for copies in options.copies[:3:2]
         for variant, make in variants
     ]
 
 
-def hessian(options: ChoicesOptions) -> list[Answer]:
+def hessian(options: ChoicesOptions) -> list[Asked]:
     """H before its refresh, against H refreshed on the same rows or on separate rows."""
-    family = options.family(options.copies[0])
+    family = options.blocks_with(options.copies[0])
     floor = family.constants.strong_convexity
 
     def version_1(kind: Any, rates: dict[str, Any]) -> MakeVariant:
@@ -76,23 +80,27 @@ def hessian(options: ChoicesOptions) -> list[Answer]:
         "refreshed, same rows": SameBatchBSVRBv1,
         "refreshed, separate rows": ExtraBatchBSVRBv1,
     }
-    # The larger ᾱ, the more H depends on the latest batch, and the more correlation matters.
-    correlated = with_common_factor(family)
-    cases = {
-        "independent noise": (family, {}),
-        "correlated noise": (correlated, {}),
-        "correlated, ᾱ = 0.2": (correlated, {"alpha_bar": 0.2}),
+    # The larger ᾱ, the more H depends on the latest batch, and the more correlation matters. The larger m/I,
+    # the older is the H of a block.
+    correlated, first = with_common_factor(family), options.copies[0]
+    cases: dict[str, tuple[Any, dict[str, Any], int]] = {
+        "independent noise": (family, {}, first),
+        "correlated noise": (correlated, {}, first),
+        "correlated, ᾱ = 0.2": (correlated, {"alpha_bar": 0.2}, first),
     }
+    for copies in options.copies[2:3]:
+        ratio = 1 / options.sizes_with(copies).ratio
+        cases[f"independent noise, m/I = {ratio:g}"] = (options.blocks_with(copies), {}, copies)
     return [
-        answer("hessian", variant, version_1(kind, rates), options, options.copies[0], case, one)
-        for case, (one, rates) in cases.items()
+        Asked("hessian", variant, version_1(kind, rates), options, copies, case, one)
+        for case, (one, rates, copies) in cases.items()
         for variant, kind in variants.items()
     ]
 
 
-def slope(options: ChoicesOptions) -> list[Answer]:
+def slope(options: ChoicesOptions) -> list[Asked]:
     """y and v along the refreshed s_{t+1} and u_{t+1}, against along s_t and u_t, as printed."""
-    floor = options.family(options.copies[0]).constants.strong_convexity
+    floor = options.blocks_with(options.copies[0]).constants.strong_convexity
 
     def version_1(coefficients: dict[str, Any], refreshed: bool) -> Any:
         used = {name: value for name, value in coefficients.items() if name != "inverse_step"}
@@ -108,14 +116,14 @@ def slope(options: ChoicesOptions) -> list[Answer]:
             for variant, refreshed in (("s_{t+1}", True), ("s_t, as printed", False)):
                 made = functools.partial(make, refreshed=refreshed)
                 case = f"{version}, m/I = {ratio:g}"
-                found.append(answer("slope", variant, made, options, copies, case))
+                found.append(Asked("slope", variant, made, options, copies, case))
     return found
 
 
-def projection(options: ChoicesOptions) -> list[Answer]:
+def projection(options: ChoicesOptions) -> list[Asked]:
     """v projected once per visit or in every step. The ball just contains all v_i of a stationary point."""
     copies = options.copies[min(1, len(options.copies) - 1)]
-    family = options.family(copies)
+    family = options.blocks_with(copies)
     at_end = family.inverse_solution(stationary_point(family))
     radius = float(np.linalg.norm(at_end, axis=1).max())
     variants: dict[str, MakeVariant] = {
@@ -124,10 +132,10 @@ def projection(options: ChoicesOptions) -> list[Answer]:
         "none": version_2,
     }
     case = f"V = {radius:.2f}"
-    return [answer("projection", variant, make, options, copies, case) for variant, make in variants.items()]
+    return [Asked("projection", variant, make, options, copies, case) for variant, make in variants.items()]
 
 
-def start(options: ChoicesOptions) -> list[Answer]:
+def start(options: ChoicesOptions) -> list[Asked]:
     """The number of rows per block of the initial estimators; and parameters that decrease instead."""
     epsilon, copies = options.start_epsilon, options.copies[0]
     max_steps = round(options.max_steps * (options.epsilon / epsilon) ** 3)
@@ -140,15 +148,17 @@ def start(options: ChoicesOptions) -> list[Answer]:
     }
     case = f"ε = {epsilon:g}"
     found = [
-        answer("start", variant, version_2, small, copies, case, initial=initial)
+        Asked("start", variant, version_2, small, copies, case, initial=initial)
         for variant, initial in rows.items()
     ]
 
     def decreasing(coefficients: dict[str, Any]) -> Any:
-        return falling(coefficients, epsilon, options.sizes_with(copies), options.family(copies).constants)
+        return falling(
+            coefficients, epsilon, options.sizes_with(copies), options.blocks_with(copies).constants
+        )
 
     return found + [
-        answer("start", f"{variant}, decreasing", decreasing, small, copies, case, initial=rows[variant])
+        Asked("start", f"{variant}, decreasing", decreasing, small, copies, case, initial=rows[variant])
         for variant in list(rows)[2:]
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ import jax
 import numpy as np
 
 from bilevax.experiments import figures
+from bilevax.experiments.kept import Kept, Task
 from bilevax.experiments.report import Report
-from bilevax.experiments.theorems import control, error_terms, speedup
+from bilevax.experiments.theorems import control, error_terms, lemmas, speedup
 from bilevax.experiments.theorems.fits import Exponent, fit_exponent
 from bilevax.experiments.theorems.rates_options import RatesOptions
 from bilevax.experiments.theorems.scalings import METHODS, Method
-from bilevax.experiments.theorems.steps_to_epsilon import steps_to_epsilon
+from bilevax.experiments.theorems.steps_to_epsilon import cell, steps_to_epsilon
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,41 +41,76 @@ class StepsOverEpsilon:
     exponent: Exponent
 
 
-def run(options: RatesOptions, folder: str | Path, *, quick: bool = False) -> dict[str, StepsOverEpsilon]:
+def run(
+    options: RatesOptions,
+    folder: str | Path,
+    *,
+    quick: bool = False,
+    resume: bool = False,
+    processes: int = 1,
+) -> dict[str, StepsOverEpsilon]:
     """Tunes, measures and fits every method; writes tables and plots to a folder.
+
+    Every result is kept in `kept.json` as it comes; `resume` computes only what is missing there.
 
     Returns:
       T(ε) by method.
     """
     options = options.quick() if quick else options
     report = Report(folder, options, quick=quick)
-    tuning = {name: tune(METHODS[name], options) for name in options.methods}
+    tuning, constants, results = compute(options, report.folder, resume=resume, processes=processes)
     report.table(
         "tuning", [_tuning_row(*item) for item in tuning.items()], "Steps against c", _tuning_note(options)
     )
-    constants = {name: best_constant(name, steps, options) for name, steps in tuning.items()}
     curves = {}
     if "epsilon" in options.parts:
-        curves = {name: measure(METHODS[name], constant, options) for name, constant in constants.items()}
+        curves = {name: _curve(name, constant, results, options) for name, constant in constants.items()}
         report.table(
             "rates", [_row(curve) for curve in curves.values()], "Steps until mean ‖∇F‖² ≤ ε²", _NOTE
         )
         caption = "Steps until the mean of ‖∇F‖² is at most ε²; lines: fitted exponents, dotted: theory."
-        report.figure("rates", _plot(list(curves.values())), figures.spread_caption(caption, options.seeds))
-    if "control" in options.parts:
-        control.measure(constants, options, report)
-    if "sizes" in options.parts:
-        speedup.measure(constants, options, report)
-    if "errors" in options.parts:
-        error_terms.measure(constants, options, report)
+        plot = _plot(list(curves.values()), options.family)
+        report.figure("rates", plot, figures.spread_caption(caption, options.seeds))
+    for part, module in PARTS.items():
+        if part in options.parts:
+            module.write(results, constants, options, report)
     report.finish()
     return curves
 
 
-def tune(method: Method, options: RatesOptions) -> dict[float, float]:
+PARTS: dict[str, Any] = {"control": control, "sizes": speedup, "errors": error_terms, "lemmas": lemmas}
+
+
+def compute(
+    options: RatesOptions, folder: Path, *, resume: bool = False, processes: int = 1
+) -> tuple[dict[str, dict[float, float]], dict[str, float], dict[str, Any]]:
+    """Everything that takes long: T against c of every method, the best c, and all results by name."""
+    # Which methods and parts were asked for is not part of a result.
+    shared = dataclasses.replace(options, methods=(), parts=(), size_methods=())
+    kept = Kept(folder / "kept.json", shared, resume=resume)
+    asked = {f"{name}: tuning": functools.partial(tune, name, options) for name in options.run_methods}
+    found = kept.fill(asked, processes)
+    tuning = {
+        name: {float(c): steps for c, steps in found[f"{name}: tuning"].items()}
+        for name in options.run_methods
+    }
+    constants = {name: best_constant(name, steps, options) for name, steps in tuning.items()}
+    tasks: dict[str, Task] = {}
+    if "epsilon" in options.parts:
+        cases = [(name, one) for name in constants for one in _epsilons(METHODS[name], options)]
+        for name, epsilon in sorted(cases, key=lambda case: case[1]):  # the longest first
+            tasks[f"{name}: ε = {epsilon:g}"] = functools.partial(
+                cell, name, constants[name], epsilon, options, 0, options.max_steps
+            )
+    for part, module in PARTS.items():
+        if part in options.parts:
+            tasks |= module.tasks(constants, options)
+    return tuning, constants, kept.fill(tasks, processes)
+
+
+def tune(name: str, options: RatesOptions) -> dict[float, float]:
     """The mean T at the first ε for every c, on separate seeds; infinite if a run did not reach ε²."""
-    epsilon = options.epsilons[0]
-    print(f"{method.name}: c at ε = {epsilon}")
+    epsilon, method = options.epsilons[0], METHODS[name]
     keys = jax.random.split(jax.random.key(options.seed + 1000), max(2, options.seeds // 2))
     reached = steps_to_epsilon(method, options.constants, epsilon, options, keys, options.tuning_max_steps)
     return dict(zip(options.constants, reached.steps.mean(1).tolist(), strict=True))
@@ -90,18 +127,17 @@ def best_constant(name: str, steps: dict[float, float], options: RatesOptions) -
     return c
 
 
-def measure(method: Method, constant: float, options: RatesOptions) -> StepsOverEpsilon:
+def _epsilons(method: Method, options: RatesOptions) -> tuple[float, ...]:
+    return options.epsilons if method.exponent == -3 else options.averaged_epsilons
+
+
+def _curve(name: str, constant: float, results: dict[str, Any], options: RatesOptions) -> StepsOverEpsilon:
     """T(ε) of a method, with parameters scaled to each ε."""
-    keys = jax.random.split(jax.random.key(options.seed), options.seeds)
-    epsilons = options.epsilons if method.exponent == -3 else options.averaged_epsilons
-    found = []
-    for epsilon in epsilons:
-        print(f"{method.name}: ε = {epsilon}")
-        found.append(steps_to_epsilon(method, [constant], epsilon, options, keys, options.max_steps))
-    steps = np.stack([one.steps[0] for one in found])
-    last = np.array([one.last.mean() for one in found]) / np.square(epsilons)
-    at = np.asarray(epsilons)
-    return StepsOverEpsilon(method, constant, at, steps, last, fit_exponent(at, steps))
+    at = np.asarray(_epsilons(METHODS[name], options))
+    found = [results[f"{name}: ε = {epsilon:g}"] for epsilon in at]
+    steps = np.stack([np.array(one["steps"]) for one in found])
+    last = np.array([np.mean(one["last"]) for one in found]) / at**2
+    return StepsOverEpsilon(METHODS[name], constant, at, steps, last, fit_exponent(at, steps))
 
 
 _NOTE = (
@@ -136,12 +172,12 @@ def _row(curve: StepsOverEpsilon) -> dict[str, Any]:
 
 
 @figures.styled
-def _plot(curves: list[StepsOverEpsilon]) -> Any:
+def _plot(curves: list[StepsOverEpsilon], family: str) -> Any:
     kinds = [mean for mean in (False, True) if any(curve.method.mean is mean for curve in curves)]
     figure, axes = figures.panels(1, len(kinds), height=3.2)
     styles = figures.styles_of([curve.method.name for curve in curves])
     for axis, mean in zip(axes[0], kinds, strict=True):
-        title = "mean blocks" if mean else "quadratic blocks"
+        title = f"{'mean' if mean else family} blocks"
         for curve in (curve for curve in curves if curve.method.mean is mean):
             label = f"{curve.method.name}: {curve.exponent} (theory {curve.method.exponent})"
             middle, (color, marker) = curve.steps.mean(1), styles[curve.method.name]

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
-import jax
 import numpy as np
 
 from bilevax.experiments import figures
+from bilevax.experiments.kept import Task
 from bilevax.experiments.report import Report
 from bilevax.experiments.theorems.fits import Exponent, fit_exponent
 from bilevax.experiments.theorems.problems import make_family, noise_of_terms
 from bilevax.experiments.theorems.rates_options import RatesOptions
 from bilevax.experiments.theorems.scalings import METHODS, Method, Sizes
-from bilevax.experiments.theorems.steps_to_epsilon import steps_to_epsilon
+from bilevax.experiments.theorems.steps_to_epsilon import cell
 from bilevax.theory import complexity
 
 FULL = "B at I = m"
@@ -42,42 +43,51 @@ class Dependence:
     theory_exponent: Exponent
 
 
-def measure(constants: dict[str, float], options: RatesOptions, report: Report) -> list[Dependence]:
-    """Varies m, I and B at `size_epsilon`; writes `sizes.csv`, `.md` and `.png`.
+def tasks(constants: dict[str, float], options: RatesOptions) -> dict[str, Task]:
+    """The runs at every m, I and B, at `size_epsilon`.
 
     Args:
       constants: the c of each method, tuned at the m, I and B of the options.
       options: of the experiment.
-      report: where the table and the plot go.
 
     Returns:
-      A dependence per method and varied size.
+      What computes each of them, by name.
     """
-    found = [
-        _vary(METHODS[name], constants[name], varied, cases, options)
-        for name in options.size_methods
-        if name in constants
-        for varied, cases in _cases(options).items()
-    ]
+    found = {}
+    for method, varied, cases in _varied(constants, options):
+        c, epsilon = constants[method], _epsilon(varied, options)
+        for sizes in cases:
+            found[_name(method, varied, sizes)] = functools.partial(
+                cell, method, c, epsilon, options, 3000, options.max_steps, sizes
+            )
+    return found
+
+
+def write(
+    results: dict[str, Any], constants: dict[str, float], options: RatesOptions, report: Report
+) -> list[Dependence]:
+    """Writes `sizes.csv`, `.md` and `.png` from the results of the tasks; returns a dependence per row."""
+    found = [_dependence(*case, results, options) for case in _varied(constants, options)]
     if not found:
         return found
     note = (
         f"At ε = {options.size_epsilon} (for I = m: {options.full_epsilon}), with the c tuned at m = "
         f"{options.blocks}, I = {options.blocks_per_step}, B = {options.batch_size}. Blocks are copied to "
         "vary m, so that F stays the same. exponent: over all values, ± half of the 95% confidence "
-        "interval; theory: the exponent of the theorem's T at the same values."
+        "interval; theory: the exponent of the theorem's T at the same values (RSVRB: that of Table 1, mε⁻³)."
     )
-    family = make_family(False, options.blocks, options.dimension, options.rows)
+    family = make_family(options.family, options.blocks, options.dimension, options.rows)
     report.fact("variance of a block's term", noise_of_terms(family))
-    rows = [_row(one) for one in found]
-    report.table("sizes", rows, "Steps against m, I and B", note)
+    report.table("sizes", [_row(one) for one in found], "Steps against m, I and B", note)
     caption = "Steps T over m, I and B; dotted: the theorem's, from the first point."
     report.figure("sizes", _plot(found), figures.spread_caption(caption, options.seeds))
     return found
 
 
 def theory(method: Method, epsilon: float, sizes: Sizes) -> float:
-    """The theorem's number of steps, up to a factor: Theorem 1, or max{m/(IB), 1/min{I, B}} ε⁻⁴."""
+    """The theorem's number of steps, up to a factor: Theorem 1, m ε⁻³, or max{m/(IB), 1/min{I, B}} ε⁻⁴."""
+    if not method.speeds_up:
+        return sizes.blocks * epsilon**-3
     if method.exponent == -3:
         return complexity(epsilon, sizes.blocks, sizes.blocks_per_step, sizes.batch_size)
     smaller = min(sizes.blocks_per_step, sizes.batch_size)
@@ -104,22 +114,33 @@ def _cases(options: RatesOptions) -> dict[str, list[Sizes]]:
     return {varied: cases for varied, cases in kinds.items() if cases}
 
 
-def _vary(method: Method, c: float, varied: str, cases: list[Sizes], options: RatesOptions) -> Dependence:
+def _varied(constants: dict[str, float], options: RatesOptions) -> list[tuple[str, str, list[Sizes]]]:
+    """Methods, what is varied, and the sizes."""
+    names = [name for name in options.size_methods if name in constants]
+    return [(name, varied, cases) for name in names for varied, cases in _cases(options).items()]
+
+
+def _epsilon(varied: str, options: RatesOptions) -> float:
     # With all blocks there is less noise: at a large ε the bounds on the steps would decide, not B.
-    epsilon = options.full_epsilon if varied == FULL else options.size_epsilon
-    keys = jax.random.split(jax.random.key(options.seed + 3000), options.seeds)
-    field = {"m": "blocks", "I": "blocks_per_step"}.get(varied, "batch_size")
-    values = np.array([getattr(sizes, field) for sizes in cases])
-    measured = []
-    for value, sizes in zip(values, cases, strict=True):
-        print(f"{method.name}: {varied} = {value}")
-        measured.append(
-            steps_to_epsilon(method, [c], epsilon, options, keys, options.max_steps, sizes).steps[0]
-        )
-    steps = np.stack(measured)
-    expected = np.array([theory(method, epsilon, sizes) for sizes in cases])
+    return options.full_epsilon if varied == FULL else options.size_epsilon
+
+
+def _value(varied: str, sizes: Sizes) -> int:
+    return getattr(sizes, {"m": "blocks", "I": "blocks_per_step"}.get(varied, "batch_size"))
+
+
+def _name(method: str, varied: str, sizes: Sizes) -> str:
+    return f"{method}: {varied} = {_value(varied, sizes)}"
+
+
+def _dependence(
+    name: str, varied: str, cases: list[Sizes], results: dict[str, Any], options: RatesOptions
+) -> Dependence:
+    values = np.array([_value(varied, sizes) for sizes in cases])
+    steps = np.stack([results[_name(name, varied, sizes)]["steps"] for sizes in cases])
+    expected = np.array([theory(METHODS[name], _epsilon(varied, options), sizes) for sizes in cases])
     exponents = fit_exponent(values, steps), fit_exponent(values, expected[:, None])
-    return Dependence(method.name, varied, values, steps, expected, *exponents)
+    return Dependence(name, varied, values, steps, expected, *exponents)
 
 
 def _row(one: Dependence) -> dict[str, Any]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import jax
 from jax import Array
 
+from bilevax.experiments.theorems.curved_truth import truth_of
 from bilevax.experiments.theorems.lanes import Reached, steps_until
-from bilevax.experiments.theorems.problems import initial_rows, make_family, make_task
+from bilevax.experiments.theorems.problems import initial_rows, make_family, make_task, step_constants
 from bilevax.experiments.theorems.rates_options import RatesOptions
-from bilevax.experiments.theorems.scalings import Method, Sizes
-from bilevax.experiments.theorems.truth import Truth
+from bilevax.experiments.theorems.scalings import METHODS, Method, Sizes
 
 
 def steps_to_epsilon(
@@ -38,7 +40,32 @@ def steps_to_epsilon(
     """
     sizes = sizes or options.sizes
     copies = sizes.blocks // options.blocks
-    family = make_family(method.mean, options.blocks, options.dimension, options.rows, copies)
-    solvers = [method.make(c, epsilon, sizes, family.constants) for c in constants]
+    family = make_family(options.kind(method), options.blocks, options.dimension, options.rows, copies)
+    known = step_constants(family)
+    solvers = [method.make(c, epsilon, sizes, known) for c in constants]
     task = make_task(family, sizes, initial_rows(epsilon))
-    return steps_until(task, solvers, keys, Truth.of(family).squared_gradient, epsilon**2, max_steps)
+    return steps_until(task, solvers, keys, truth_of(family).squared_gradient, epsilon**2, max_steps)
+
+
+def cell(
+    name: str,
+    c: float,
+    epsilon: float,
+    options: RatesOptions,
+    seeds_from: int,
+    max_steps: int,
+    sizes: Sizes | None = None,
+) -> dict[str, Any]:
+    """T(ε) of a method at one c, as a result that can be kept: lists over the seeds.
+
+    Args:
+      name: of the method.
+      c, epsilon, options, max_steps, sizes: as in `steps_to_epsilon`.
+      seeds_from: added to the seed of the options, so that parts use seeds of their own.
+
+    Returns:
+      "steps", "mean" and "last", as in `Reached`.
+    """
+    keys = jax.random.split(jax.random.key(options.seed + seeds_from), options.seeds)
+    reached = steps_to_epsilon(METHODS[name], [c], epsilon, options, keys, max_steps, sizes)
+    return {"steps": reached.steps[0], "mean": reached.mean[0], "last": reached.last[0]}

@@ -72,15 +72,19 @@ class Truth(eqx.Module):
         """∇_y f_i(x, y_i)."""
         return jnp.einsum("mij,mj->mi", self.W, y - self.c)
 
-    def inverse_solution(self, y: Array) -> Array:
+    def hessian(self, x: Array, y: Array) -> Array:
+        """∇²_yy g_i(x, y_i)."""
+        return self.A
+
+    def inverse_solution(self, x: Array, y: Array) -> Array:
         """v_i(x, y_i) = [∇²_yy g_i]⁻¹ ∇_y f_i."""
         return jnp.einsum("mij,mj->mi", self.inverse, self.upper_slope(y))
 
-    def inverse_gradient(self, y: Array, v: Array) -> Array:
+    def inverse_gradient(self, x: Array, y: Array, v: Array) -> Array:
         """∇_v φ_i = ∇²_yy g_i v_i − ∇_y f_i."""
         return jnp.einsum("mij,mj->mi", self.A, v) - self.upper_slope(y)
 
-    def mean_term(self, x: Array, v: Array) -> Array:
+    def mean_term(self, x: Array, y: Array, v: Array) -> Array:
         """Δ = 1/m Σ_i ∇_x f_i − ∇²_xy g_i v_i, which z tracks; −∇²_xy g_i = B_iᵀ."""
         through = jnp.einsum("mij,mi->j", self.B, v) / self.B.shape[0]
         return self.ridge * x + self.nonconvexity * jnp.sin(2 * x) + through
