@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import equinox as eqx
@@ -75,6 +76,7 @@ def compiled_chunk(
     steps: Array | int,
     total: tuple[float, float] = (0.0, 0.0),
     shards: Shards | None = None,
+    work: float = math.inf,
 ) -> tuple[State, CompensatedSum]:
     """Steps of (solver, problem) in one compiled loop that takes over the state.
 
@@ -87,12 +89,24 @@ def compiled_chunk(
       steps: how many steps.
       total: a high and a low part, to which f is added.
       shards: the devices that share the blocks, if they are several.
+      work: `work_of` the whole run; left out, the program is optimised.
 
     Returns:
       The state, and `total` plus f of the steps: a compensated sum, with the same bits for any division into
       chunks.
     """
-    return _advance(inputs, state, *_numbers(steps, total), shards)
+    return _advance(inputs, state, *_numbers(steps, total), shards, work=work)
+
+
+def work_of(problem: Problem, state: State, steps: int) -> float:
+    """About how many numbers some steps read; on an accelerator, where hurried steps are not worth it, ∞."""
+    sampler = state.sampler
+    if jax.default_backend() != "cpu":
+        return math.inf
+    batches = sampler.per_step * _numbers_in(sampler.one_block(problem, sampler.batch_size, slots=False))
+    slots = _numbers_in((state.levels, state.store))
+    others = _numbers_in(state) - slots
+    return steps * (batches + others + slots * sampler.per_step / sampler.blocks)
 
 
 class Sizes(eqx.Module):
@@ -105,7 +119,7 @@ class Sizes(eqx.Module):
 
 
 # Autotuning on a GPU would allocate arrays as large as the state.
-@functools.partial(HurriedJit, options={"xla_gpu_autotune_level": 0})
+@functools.partial(HurriedJit, calls=100, options={"xla_gpu_autotune_level": 0})
 def sizes(state: State) -> Sizes:
     """How far the tracked gradients are from zero."""
     return Sizes(
@@ -134,8 +148,11 @@ def _root_mean_square(state: State, letter: str) -> Array:
 def _first_work(problem: Problem, sampler: Sampler) -> int:
     """How many numbers the first pass over all blocks reads."""
     rows = sampler.batch_size if sampler.first_rows == 0 else sampler.first_rows
-    one = sampler.one_block(problem, rows, slots=False)
-    return problem.count * sum(leaf.size for leaf in jax.tree.leaves(one))
+    return problem.count * _numbers_in(sampler.one_block(problem, rows, slots=False))
+
+
+def _numbers_in(tree: PyTree) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 def _numbers(steps: Any, total: tuple[float, float]) -> tuple[Any, Any]:
@@ -175,7 +192,7 @@ def chunk_program(
 _TURN = 32  # steps that an accelerator takes between two questions to the host whether to continue
 
 _start = HurriedJit(start_program)
-_advance = eqx.filter_jit(chunk_program, donate="all-except-first")
+_advance = HurriedJit(chunk_program, donate="all-except-first")
 
 
 def _loop(

@@ -1,7 +1,8 @@
 """Small programs, compiled in a hurry.
 
 A program that runs once, on few numbers, is done before its optimisation would be. So whether the compiler
-optimises is decided by how many numbers a program reads.
+optimises is decided by how many numbers a program will read. Nothing else may decide it: the same call must
+have the same bits, whatever was called before.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from bilevax._util.checks import is_traced
 
-FEW = 1_000_000  # numbers: a program that reads more is worth some seconds of compilation
+FEW = 15_000_000  # numbers: a program that reads more, in all, is worth some seconds of compilation
 _OPTIONS: dict[str, str | bool] = {
     "xla_backend_optimization_level": "0",
     "xla_cpu_use_fusion_emitters": False,
@@ -46,12 +47,21 @@ class HurriedJit:
 
     Args:
       function: the function.
+      calls: about how often it is called.
       options: compiler options for any size.
+      donate: which arguments it takes over, as in `eqx.filter_jit`.
     """
 
-    def __init__(self, function: Callable[..., Any], options: dict[str, Any] | None = None):
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        calls: int = 1,
+        options: dict[str, Any] | None = None,
+        donate: Any = "none",
+    ):
         functools.update_wrapper(self, function)
-        self._function, self._options = function, options or {}
+        self._function, self._calls = function, calls
+        self._options, self._donate = options or {}, donate
         self._programs: dict[bool, Any] = {}
 
     def __call__(self, *arguments: Any, work: float | None = None) -> Any:
@@ -59,17 +69,17 @@ class HurriedJit:
 
         Args:
           *arguments: what the function is given.
-          work: how many numbers it reads; left out, those in the arguments.
+          work: how many numbers it reads in all calls; left out, those in the arguments at each.
         """
         leaves = jax.tree.leaves(arguments)
         if any(map(is_traced, leaves)):
             return self._function(*arguments)
-        small = (sum(map(np.size, leaves)) if work is None else work) <= FEW
-        return self.program(small)(*arguments)
+        work = self._calls * sum(map(np.size, leaves)) if work is None else work
+        return self.program(small=work <= FEW)(*arguments)
 
     def program(self, small: bool) -> Any:
         """The compiled function, for few numbers or for many."""
         if small not in self._programs:
             options: dict[str, Any] = {"compiler_options": self._options | (hurry() if small else {})}
-            self._programs[small] = eqx.filter_jit(self._function, **options)
+            self._programs[small] = eqx.filter_jit(self._function, donate=self._donate, **options)
         return self._programs[small]
