@@ -17,6 +17,7 @@ from bilevax._run.logs import JsonLines, Log, TensorBoard
 from bilevax._run.memory_estimate import MemoryEstimate, memory_estimate
 from bilevax._run.minimize import minimize
 from bilevax._run.outcome import DivergedError, Outcome
+from bilevax._run.program_cache import program_cache
 from bilevax._run.progress import Progress, make_progress
 from bilevax._run.recovery import Recovery, RecoveryWarning
 from bilevax._run.run import Best, Result
@@ -134,6 +135,7 @@ __all__ = [
     "minimize",
     "minimum",
     "objective",
+    "program_cache",
     "residuals",
     "saddle",
     "solve_lower",

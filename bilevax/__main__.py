@@ -13,7 +13,10 @@ def main() -> None:
         if error.name in ("typer", "rich"):
             sys.exit(f'bilevax: the command line needs {error.name}: pip install "bilevax[cli]"')
         raise
-    app(prog_name="bilevax")
+    from bilevax import program_cache
+
+    with program_cache():
+        app(prog_name="bilevax")
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ class ReachedError(Exception):
 
 @pytest.fixture(autouse=True)
 def stop_at_the_computation(monkeypatch):
-    def stop(*_):
+    def stop(*_, **__):
         raise ReachedError
 
     for module, name in [

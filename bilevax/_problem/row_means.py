@@ -18,10 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from bilevax._problem.bits import CompactRows
 from bilevax._problem.problem import Problem
 from bilevax._problem.rows import PerBlock, Rows, Shared
 from bilevax._problem.stream import Stream
 from bilevax._util import checks
+from bilevax._util.hurried import HurriedJit, hurry
 
 PyTree = Any
 Value = Callable[[PyTree, PyTree], PyTree]  # of (point, rows)
@@ -29,7 +31,6 @@ Value = Callable[[PyTree, PyTree], PyTree]  # of (point, rows)
 _ROWS = 8
 _AMOUNTS = (0.0, 0.1, 1.0)  # how far x and y are perturbed, relative to their size
 _KEPT = 64
-_QUICKLY: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}  # the program runs once
 _passed: collections.OrderedDict[Any, None] = collections.OrderedDict()
 
 _SUM = "It looks like a sum over the rows: use jnp.mean in place of jnp.sum"
@@ -191,11 +192,21 @@ def _some_rows(source: Rows | None, block: int | None = None) -> tuple[int, PyTr
     if count < 2:
         return None
     places = first + np.linspace(0, length - 1, count).astype(np.int32)
-    return block, source.packed.take(jnp.asarray(places))
+    return block, _rows_at(source.packed, places, work=0)
 
 
 def _entry(tree: PyTree, place: int) -> PyTree:
+    return _entry_at(tree, np.int32(place), work=0)
+
+
+@HurriedJit
+def _entry_at(tree: PyTree, place: Array) -> PyTree:
     return jax.tree.map(lambda a: jnp.asarray(a)[place], tree)
+
+
+@HurriedJit
+def _rows_at(packed: CompactRows, places: Array) -> PyTree:
+    return packed.take(places)
 
 
 def _check(one: Checked) -> None:
@@ -244,7 +255,7 @@ def _closer(one: Checked, point: PyTree, rows: PyTree) -> Any:
     count = jax.tree.leaves(rows)[0].shape[0]
     order = np.arange(count)
     choices = [order[::-1], np.tile(order, 2), np.tile(order, 3)]
-    seen = [one.value(point, _entry(rows, choice)) for choice in choices]  # pyright: ignore[reportArgumentType]
+    seen = [one.value(point, jax.tree.map(lambda a, c=choice: a[c], rows)) for choice in choices]
     pairs = jax.vmap(lambda a: one.value(point, jax.tree.map(lambda r: jnp.stack([r[0], r[0], r[a]]), rows)))
     return *seen, pairs(order[1:])
 
@@ -303,7 +314,7 @@ def _measured(look: Callable[[Checked, PyTree, PyTree], Any], one: Checked) -> A
             traced = jax.jit(at_all).trace(one.point, one.rows)
             if _is_random(traced.jaxpr):
                 return None
-            program = traced.lower().compile(compiler_options=_QUICKLY)
+            program = traced.lower().compile(compiler_options=hurry())
             return jax.device_get(program(one.point, one.rows))
     except Exception:  # a user's function may fail in any way on other rows than those of a run
         return None
@@ -337,7 +348,7 @@ def _is_random(program: Any) -> bool:
 
 def _tolerance(tree: PyTree) -> float:
     """The relative error that rounding may cause, in the least precise dtype of a tree."""
-    dtypes = [jnp.asarray(leaf).dtype for leaf in jax.tree.leaves(tree)]
+    dtypes = [jnp.result_type(leaf) for leaf in jax.tree.leaves(tree)]
     rounding = max(float(jnp.finfo(dtype).eps) for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating))
     return max(4 * rounding**0.5, 1e-6)
 

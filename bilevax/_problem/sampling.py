@@ -14,6 +14,7 @@ share them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -164,15 +165,16 @@ class Sampler(eqx.Module):
 
     def one_block(self, problem: Problem, batch_size: int | None, slots: bool = True) -> Sample:
         """The shapes of a sample of one block, with that many rows or (None) all of them."""
-
-        def look(problem: Problem, sampler: Sampler) -> Sample:
-            return sampler.visit(problem, jnp.zeros(1, jnp.int32), sampler.random, batch_size, slots)
-
-        return jax.eval_shape(look, problem, self)
+        return _visit_one.eval_shape(problem, self, batch_size, slots)
 
     def chance(self, problem: Problem, name: str, touched: int) -> float:
         """The share of a level's slots that a step touches: the probability that one is sampled."""
         return min(1.0, touched / problem.slots_of(name))
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))  # for its shapes, which are then known the next time
+def _visit_one(problem: Problem, sampler: Sampler, batch_size: int | None, slots: bool) -> Sample:
+    return sampler.visit(problem, jnp.zeros(1, jnp.int32), sampler.random, batch_size, slots)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from bilevax._util.hurried import HurriedJit
+
 _GOLDEN = 0x9E3779B9
 _ROUNDS = 8  # of a permutation
 _FEW = 64  # up to here a permutation sorts random words: eight rounds do not mix a small grid
@@ -33,16 +35,11 @@ class Stream(eqx.Module):
     @staticmethod
     def start(key: Array) -> Stream:
         """A stream from a key made by `jax.random.key`."""
-        words = jax.random.bits(key, (2,), jnp.uint32)
-        return Stream(words[0], words[1])
+        return Stream(*_words(key))
 
     def at(self, number: Array | int) -> Stream:
         """The stream with this number among those that split off from this one."""
-        count = jnp.asarray(number).astype(jnp.uint32)
-        return Stream(
-            mix(self.first ^ mix(count + jnp.uint32(_GOLDEN))),
-            mix(self.second + mix(count ^ jnp.uint32(_GOLDEN))),
-        )
+        return Stream(*_split_off(self.first, self.second, number))
 
     def bits(self, shape: tuple[int, ...]) -> Array:
         """Uniform 32-bit words."""
@@ -61,11 +58,26 @@ class Stream(eqx.Module):
         return jax.random.wrap_key_data(jnp.stack([self.first, self.second]), impl="threefry2x32")
 
 
+@HurriedJit
+def _words(key: Array) -> tuple[Array, Array]:
+    words = jax.random.bits(key, (2,), jnp.uint32)
+    return words[0], words[1]
+
+
+# Compiled, as it occurs some hundred times in a step: its operations need not be traced each time.
+@jax.jit
 def mix(word: Array) -> Array:
     """A bijection of 32-bit words that flips every output bit with even odds."""
     word = (word ^ (word >> 16)) * jnp.uint32(0x21F0AAAD)
     word = (word ^ (word >> 15)) * jnp.uint32(0xD35A2D97)
     return word ^ (word >> 15)
+
+
+@jax.jit
+def _split_off(first: Array, second: Array, number: Array | int) -> tuple[Array, Array]:
+    count = jnp.asarray(number).astype(jnp.uint32)
+    golden = jnp.uint32(_GOLDEN)
+    return mix(first ^ mix(count + golden)), mix(second + mix(count ^ golden))
 
 
 def permuted(random: Stream, places: Array, size: int) -> Array:
@@ -78,7 +90,7 @@ def permuted(random: Stream, places: Array, size: int) -> Array:
     if size <= _FEW:
         return jnp.argsort(random.bits((size,)))[places].astype(jnp.int32)
     rows, columns = _grid(size)
-    keys = [random.at(turn).first for turn in range(_ROUNDS)]
+    keys = random.at(jnp.arange(_ROUNDS)).first
 
     def scramble(value: Array) -> Array:
         row, column = value // columns, value % columns
@@ -92,6 +104,8 @@ def permuted(random: Stream, places: Array, size: int) -> Array:
     def walk(value: Array) -> Array:
         return jnp.where(value >= size, scramble(value), value)
 
+    if rows * columns == size:
+        return value.astype(jnp.int32)
     if jax.default_backend() == "cpu":
         value = jax.lax.while_loop(lambda value: jnp.any(value >= size), walk, value)
     else:  # a loop of unknown length would ask the host in every step

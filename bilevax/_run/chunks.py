@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import equinox as eqx
@@ -17,6 +18,7 @@ from bilevax._run.sharding import Shards
 from bilevax._step.clocks import CompensatedSum
 from bilevax._step.smoothness import unscaled
 from bilevax._step.state import State
+from bilevax._util.hurried import HurriedJit
 from bilevax._util.trees import PyTree, all_finite, norm
 from bilevax.solvers.base import AbstractSolver, renewed_if_due
 
@@ -41,7 +43,8 @@ def numbers_as_arrays(solver: AbstractSolver) -> AbstractSolver:
 
     def convert(leaf: Any) -> Any:
         number = isinstance(leaf, (int, float, np.number)) and not isinstance(leaf, bool)
-        return jnp.asarray(float(leaf)) if number else leaf
+        # As `jnp.asarray`, which compiles a program for it.
+        return jax.device_put(float(leaf)) if number else leaf
 
     return jax.tree.map(convert, solver)
 
@@ -56,8 +59,9 @@ def compiled_start(
 ) -> State:
     """`solver.start`, compiled. The state aliases no other buffers, so that it can be donated."""
     # Python floats would become constants of the program.
-    x0, y0 = jax.tree.map(lambda a: jnp.asarray(a) if isinstance(a, float) else a, (x0, y0))
-    state = _start(numbers_as_arrays(solver), problem, x0, y0, sampler, shards)
+    x0, y0 = jax.tree.map(lambda a: jax.device_put(a) if isinstance(a, float) else a, (x0, y0))
+    given = numbers_as_arrays(solver), problem, x0, y0, sampler, shards
+    state = _start(*given, work=_first_work(problem, sampler))
     if state.centres != problem.centre_functions:
         raise TypeError(
             f"{type(solver).__name__} cannot store y as offsets (argmin with around=…): a start that can "
@@ -72,6 +76,7 @@ def compiled_chunk(
     steps: Array | int,
     total: tuple[float, float] = (0.0, 0.0),
     shards: Shards | None = None,
+    work: float = math.inf,
 ) -> tuple[State, CompensatedSum]:
     """Steps of (solver, problem) in one compiled loop that takes over the state.
 
@@ -84,12 +89,24 @@ def compiled_chunk(
       steps: how many steps.
       total: a high and a low part, to which f is added.
       shards: the devices that share the blocks, if they are several.
+      work: `work_of` the whole run; left out, the program is optimised.
 
     Returns:
       The state, and `total` plus f of the steps: a compensated sum, with the same bits for any division into
       chunks.
     """
-    return _advance(inputs, state, *_numbers(steps, total), shards)
+    return _advance(inputs, state, *_numbers(steps, total), shards, work=work)
+
+
+def work_of(problem: Problem, state: State, steps: int) -> float:
+    """About how many numbers some steps read; on an accelerator, where hurried steps are not worth it, ∞."""
+    sampler = state.sampler
+    if jax.default_backend() != "cpu":
+        return math.inf
+    batches = sampler.per_step * _numbers_in(sampler.one_block(problem, sampler.batch_size, slots=False))
+    slots = _numbers_in((state.levels, state.store))
+    others = _numbers_in(state) - slots
+    return steps * (batches + others + slots * sampler.per_step / sampler.blocks)
 
 
 class Sizes(eqx.Module):
@@ -102,9 +119,9 @@ class Sizes(eqx.Module):
 
 
 # Autotuning on a GPU would allocate arrays as large as the state.
-@functools.partial(jax.jit, compiler_options={"xla_gpu_autotune_level": 0})
+@functools.partial(HurriedJit, calls=100, options={"xla_gpu_autotune_level": 0})
 def sizes(state: State) -> Sizes:
-    """How far the tracked gradients are from zero; not for use within another `jax.jit`."""
+    """How far the tracked gradients are from zero."""
     return Sizes(
         norm(state.z),
         _root_mean_square(state, "s"),
@@ -126,6 +143,16 @@ def _root_mean_square(state: State, letter: str) -> Array:
         total += sum(jnp.sum(leaf) for leaf in jax.tree.leaves(squares[letter]))
         slots += memory.slots
     return jnp.sqrt(total / max(slots, 1))
+
+
+def _first_work(problem: Problem, sampler: Sampler) -> int:
+    """How many numbers the first pass over all blocks reads."""
+    rows = sampler.batch_size if sampler.first_rows == 0 else sampler.first_rows
+    return problem.count * _numbers_in(sampler.one_block(problem, rows, slots=False))
+
+
+def _numbers_in(tree: PyTree) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
 def _numbers(steps: Any, total: tuple[float, float]) -> tuple[Any, Any]:
@@ -164,8 +191,8 @@ def chunk_program(
 
 _TURN = 32  # steps that an accelerator takes between two questions to the host whether to continue
 
-_start = eqx.filter_jit(start_program)
-_advance = eqx.filter_jit(chunk_program, donate="all-except-first")
+_start = HurriedJit(start_program)
+_advance = HurriedJit(chunk_program, donate="all-except-first")
 
 
 def _loop(

@@ -139,7 +139,7 @@ def minimize(
     solver.check(problem, sampler)
 
     with contextlib.ExitStack() as stack:
-        run = Run(*_start(solver, problem, x0, y0, sampler, shards), stop)
+        run = Run(*_start(solver, problem, x0, y0, sampler, shards), stop, steps)
         saves = None
         if saving is not None:
             together = shards is not None and shards.several_processes

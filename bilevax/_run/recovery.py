@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from bilevax._step.state import State
+from bilevax._util.hurried import HurriedJit
 
 MOST = 12  # recoveries of a run
 MOST_BYTES = 2**28  # of a state, of which a second copy is kept unasked
@@ -138,7 +140,7 @@ def _restrained(state: State, what: str, times: float) -> State:
     return dataclasses.replace(state, restraint=dataclasses.replace(state.restraint, **{field: changed}))
 
 
-@jax.jit
+@functools.partial(HurriedJit, calls=100)
 def _copy(state: Any) -> Any:
     """A state that shares no buffers: a chunk takes over those of the state it is given."""
     return jax.tree.map(jnp.copy, state)

@@ -52,6 +52,7 @@ class Replays:
       steps: after how many steps the run had diverged.
       most: how many steps all replays together may take.
       shards: the devices that share the blocks, if they are several.
+      work: that of the run, so that the same program serves.
     """
 
     def __init__(
@@ -61,8 +62,10 @@ class Replays:
         steps: int,
         most: float,
         shards: Shards | None,
+        work: float,
     ):
         self.problem, self.begin, self.steps, self.shards = problem, begin, steps, shards
+        self.work = work
         self.length, self.left = max(steps, _LEAST), most
 
     def run(self, solver: AbstractSolver, state: State | None = None, *, at_rest: bool = False) -> Trial:
@@ -99,7 +102,9 @@ class Replays:
 
     def _chunk(self, solver: AbstractSolver, state: State, steps: int) -> tuple[State, float]:
         begun = int(state.step)
-        state, total = compiled_chunk((solver, self.problem), state, steps, shards=self.shards)
+        state, total = compiled_chunk(
+            (solver, self.problem), state, steps, shards=self.shards, work=self.work
+        )
         return state, float(total.high) / max(int(state.step) - begun, 1)
 
     def _reserve(self, steps: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ from bilevax._problem.problem import Problem
 from bilevax._run.advice import advise
 from bilevax._run.checkpoint import CheckpointError
 from bilevax._run.checkpoint_store import CheckpointStore
-from bilevax._run.chunks import Sizes, compiled_chunk, sizes
+from bilevax._run.chunks import Sizes, compiled_chunk, sizes, work_of
 from bilevax._run.divergence import describe, fault
 from bilevax._run.history import History
 from bilevax._run.interrupts import Interrupts
@@ -117,8 +118,11 @@ class Run:
         shards: Shards | None,
         begin: Callable[[AbstractSolver], State],
         stop: Stop,
+        steps: int,
     ):
         self.inputs, self.begin = (solver, problem), begin
+        # Of all steps, not of those that are left: a run that is resumed must have the same bits.
+        self.work = math.inf if shards is not None else work_of(problem, state, steps)
         self.state, self.history, self.shards, self.stop = state, History(), shards, stop
         self.done, self.running, self.compile_seconds = 0, 0.0, 0.0
         self.total, self.counted = (0.0, 0.0), 0  # of f, since the last entry
@@ -150,14 +154,14 @@ class Run:
 
     def compile(self) -> None:
         """Compiles the chunk, by taking no step."""
-        self.state, _ = compiled_chunk(self.inputs, self.state, 0, shards=self.shards)
+        self.state, _ = compiled_chunk(self.inputs, self.state, 0, shards=self.shards, work=self.work)
         jax.block_until_ready(self.state)
 
     def advance(self, boundary: int) -> None:
         """Takes a chunk of steps, at most up to a boundary."""
         tick, before = time.perf_counter(), self.done
         count = min(self.chunk, boundary - self.done)
-        state, total = compiled_chunk(self.inputs, self.state, count, self.total, self.shards)
+        state, total = compiled_chunk(self.inputs, self.state, count, self.total, self.shards, self.work)
         self.total = (float(total.high), float(total.low))
         self.state, self.done = state, int(state.step)
         self.counted += self.done - before
@@ -176,7 +180,9 @@ class Run:
         start, lost = int(guard.good.step), self.done
         if lost <= 1:  # f is not finite at the start
             return False
-        held, total = compiled_chunk(self.inputs, guard.held(), lost - start, shards=self.shards)
+        held, total = compiled_chunk(
+            self.inputs, guard.held(), lost - start, shards=self.shards, work=self.work
+        )
         objective = float(total.high) / (lost - start)
         what = guard.cause(self._entry(sizes(guard.good), 0.0), self._entry(sizes(held), objective))
         self.state = guard.back(lost, what, lambda: self.begin(self.inputs[0]))
@@ -194,7 +200,7 @@ class Run:
             if self.several_processes:  # they might not agree on how many replays to take
                 return ""
             most = _ADVICE_SECONDS * self.speed + self.done
-            replays = Replays(problem, self.begin, self.done, most, self.shards)
+            replays = Replays(problem, self.begin, self.done, most, self.shards, self.work)
             return advise(solver, problem, replays)
 
         return describe(problem, solver, self.state, first, self.done, advice)

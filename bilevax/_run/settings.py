@@ -128,8 +128,8 @@ class Asked:
           state: where the run is.
           key: the random key that was used.
         """
-        few = jax.device_get((state.step, state.smoothness, state.floors))
-        now = dataclasses.replace(state, **dict(zip(("step", "smoothness", "floors"), few, strict=True)))
+        few = ("step", "smoothness", "floors", "restraint")
+        now = dataclasses.replace(state, **jax.device_get({name: getattr(state, name) for name in few}))
         sampler = state.sampler
         everything = sampler.per_step == sampler.blocks
         sampling = Sampling(
@@ -176,8 +176,10 @@ def _filled(solver: AbstractSolver, problem: Problem, state: State) -> AbstractS
     for name, value in solver.coefficients().items():
         if isinstance(value, AbstractSolver):
             changes[name] = _filled(value, problem, state)
-    # With numbers as arrays, as in a compiled step: Python's own would be rounded elsewhere.
-    for name, found in numbers_as_arrays(solver).coefficients_at(problem, state).items():
+    # With numbers as arrays, as in a compiled step: Python's own would be rounded elsewhere. On the host, as
+    # each operation on a device would be compiled for itself.
+    numbers = jax.device_get(numbers_as_arrays(solver))
+    for name, found in numbers.coefficients_at(problem, state).items():
         value = _completed(getattr(solver, name), found, problem.named)
         if value is not None:
             changes[name] = value

@@ -5,7 +5,8 @@ y and v descend along P ∇_y g and P (∇²_yy g v − ∇_y f), where P = 1/D 
 the largest eigenvalue of D^{-1/2} ∇²_yy g D^{-1/2} in any block, so that ∇²_yy g ≤ L D.
 
 Both are estimated from products with ∇²_yy g: D from r ∘ (∇²_yy g r), which has the diagonal as its mean if
-the entries of r are random signs; L by a power iteration.
+the entries of r are random signs; L by a power iteration. Both are turns of one loop, so that the product is
+compiled once.
 
 Variables that optimise f itself may sit at kinks of f, such as the threshold of a CVaR, where f has no second
 derivative. So L is also at least as large as the slope of f changes along a step of that length. Where there
@@ -15,6 +16,8 @@ is no curvature at all, the first guess is a step that would bring f to zero.
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -29,6 +32,7 @@ from bilevax._problem.view import BlockView, each_block
 from bilevax._step.lagrangian import Point, hessians
 from bilevax._step.linear_algebra import one_by_one
 from bilevax._step.slots import gather
+from bilevax._util.host import numpy_of
 from bilevax._util.per_entry import PerEntry
 from bilevax._util.trees import inner, norm, result_dtype
 
@@ -97,8 +101,8 @@ class Smoothness(eqx.Module):
     @property
     def bound(self) -> Array:
         """L max D, which no curvature of g in y exceeds."""
-        least = jnp.min(jnp.stack([jnp.min(leaf) for leaf in jax.tree.leaves(self.scales)]))
-        return self.value / least
+        least = [leaf.min() for leaf in jax.tree.leaves(self.scales)]
+        return self.value / functools.reduce(numpy_of(self.value).minimum, least)
 
 
 def estimate_smoothness(
@@ -125,28 +129,24 @@ def estimate_smoothness(
     rows = {level: gather(y[level], sample.slots[level]) for level in y}
     if problem.levels[name].own:
         rows |= {n: each_block(problem, x, sample, lambda view, n=n: view.c(n)) for n in unknown}
-    keys = _keys(jax.random.key(0), sample, sampler)
+    streams = _streams(_fixed(), sample, sampler)
     axes = sample.slots[name].ndim
     begin = jax.tree.map(lambda a: jnp.ones(a.shape[axes:], result_dtype(y[name])), rows[name])
     if problem.levels[name].own:
         guess = _guess(problem, name, x, rows, sample, sampler, axes)
         begin = jax.tree.map(lambda a, like: a.astype(like.dtype), guess, begin)
 
-    def improve(number: Array, known: PyTree) -> PyTree:
-        fresh = jax.vmap(jax.random.fold_in, (0, None))(keys, number)
-        found = _diagonal(problem, name, x, rows, sample, sampler, fresh, _PROBES, known)
-        return jax.tree.map(lambda new, old: new.astype(old.dtype), found, known)
+    def settle(diagonal: PyTree) -> PyTree:
+        found = _where_curved(diagonal, begin) if problem.levels[name].own else diagonal
+        return jax.tree.map(lambda d: 1 / d, found)
 
-    diagonal = jax.lax.fori_loop(0, _ROUNDS, improve, begin)
-    if problem.levels[name].own:
-        diagonal = _where_curved(diagonal, begin)
-    scales = jax.tree.map(lambda d: 1 / d, diagonal)
-    largest = _largest_curvature(problem, name, x, rows, sample, sampler, keys, _PASSES, scales)
+    look = (problem, name, x, rows, sample, sampler, streams)
+    scales, largest = _curvature(*look, begin, settle, _ROUNDS, _PROBES, _PASSES)
     value = jnp.where(largest > 0, largest, 1)
     if problem.levels[name].own:
         value = _overshooting(problem, name, x, rows, sample, sampler, scales, largest)
     if problem.levels[name].sign == 0:
-        value = _contracting(problem, name, x, rows, sample, sampler, keys, scales, value, _DOUBLINGS)
+        value = _contracting(*look, scales, value, _DOUBLINGS)
     return Smoothness(value, scales, jnp.zeros_like(value), jnp.zeros((), bool), inverse)
 
 
@@ -177,19 +177,21 @@ def renew_smoothness(
       rescale: whether P is renewed, too.
     """
     # Not the run's own key: a run over all blocks and all rows must not depend on it.
-    keys = _keys(jax.random.fold_in(jax.random.key(0), step), sample, sampler)
-    look = (problem, name, x, y, sample, sampler, keys)
+    look = (problem, name, x, y, sample, sampler, _streams(_fixed().at(step), sample, sampler))
     before = jax.tree.map(lambda scale: 1 / scale, known.scales)
-    found = _diagonal(*look, _RENEWAL_PROBES, before)
-    if problem.levels[name].own:
-        found = _where_curved(found, before)
-    # Rows that are rare, but bend g much, must not be forgotten between their visits.
-    diagonal = jax.tree.map(
-        lambda old, new: old + jnp.where(new > old, _RISE, _FALL) * (new - old), before, found
-    )
-    scales = jax.tree.map(lambda d, like: (1 / d).astype(like.dtype), diagonal, known.scales)
-    scales = scales if rescale else known.scales
-    largest = _largest_curvature(*look, _RENEWAL_PASSES, scales).astype(known.value.dtype)
+
+    def settle(found: PyTree) -> PyTree:
+        if not rescale:
+            return known.scales
+        found = _where_curved(found, before) if problem.levels[name].own else found
+        # Rows that are rare, but bend g much, must not be forgotten between their visits.
+        diagonal = jax.tree.map(
+            lambda old, new: old + jnp.where(new > old, _RISE, _FALL) * (new - old), before, found
+        )
+        return jax.tree.map(lambda d, like: (1 / d).astype(like.dtype), diagonal, known.scales)
+
+    scales, largest = _curvature(*look, before, settle, 1, _RENEWAL_PROBES, _RENEWAL_PASSES)
+    largest = largest.astype(known.value.dtype)
     if problem.levels[name].own:
         change = _change_of_slope(problem, name, x, y, sample, sampler, scales, known.value)
         largest = jnp.maximum(largest, change.astype(largest.dtype))
@@ -199,81 +201,107 @@ def renew_smoothness(
     return dataclasses.replace(known, value=value, scales=scales, due=jnp.zeros((), bool))
 
 
-def _keys(key: Array, sample: Sample, sampler: Sampler) -> Array:
-    """A key per sampled block, the same on any number of devices."""
+def _fixed() -> Stream:
+    """The same random numbers in every run: what is estimated must not depend on the run's key."""
+    return Stream(jnp.uint32(0xF29A4FA7), jnp.uint32(0xFA843692))
+
+
+def _streams(random: Stream, sample: Sample, sampler: Sampler) -> Stream:
+    """A stream per sampled block, the same on any number of devices."""
     here = sample.blocks.shape[0]
     first = 0 if sampler.axis is None else jax.lax.axis_index(sampler.axis) * here
-    return jax.random.split(key, here * sampler.devices)[first + jnp.arange(here)]
+    return random.at(first + jnp.arange(here))
 
 
-def _diagonal(
+def _curvature(
     problem: Problem,
     name: str,
     x: PyTree,
     y: dict[str, PyTree],
     sample: Sample,
     sampler: Sampler,
-    keys: Array,
+    streams: Stream,
+    diagonal: PyTree,
+    settle: Callable[[PyTree], PyTree],
+    rounds: int,
     probes: int,
-    known: PyTree,
-) -> PyTree:
-    """D of one slot, over sampled blocks, from an earlier estimate, which stays if there is no curvature.
-
-    A product with random signs mixes an entry with all others, and is rough where their units are very
-    different. So they are looked at in units in which the earlier estimate is one.
-    """
-    roots = jax.tree.map(lambda d: 1 / jnp.sqrt(d), known)
-
-    def one(view: BlockView, y: dict[str, PyTree], key: Array) -> tuple[PyTree, PyTree]:
-        def probe(key: Array) -> PyTree:
-            signs = random_like(key, y[name], jax.random.rademacher)
-            image = scaled(_product(view, name, y, scaled(signs, roots)), roots)
-            return jax.tree.map(jnp.multiply, signs, image)
-
-        found = jax.lax.map(probe, jax.random.split(key, probes))
-        return jax.tree.map(lambda a: jnp.mean(a, 0), (found, jax.tree.map(jnp.square, found)))
-
-    axes = tuple(range(sample.slots[name].ndim))
-    means = each_block(problem, x, sample, one, y, keys)
-    means = jax.tree.map(lambda a: jnp.mean(a, axes, dtype=jnp.promote_types(a.dtype, jnp.float32)), means)
-    diagonal, squares = sampler.mean(means)
-    diagonal = jax.tree.map(
-        lambda d, s, old: old * jnp.maximum(d, _SHARE * jnp.sqrt(s)), diagonal, squares, known
-    )
-    most = jnp.max(jnp.stack([jnp.max(leaf) for leaf in jax.tree.leaves(diagonal)]))
-    return jax.tree.map(
-        lambda d, old: jnp.where(most > 0, jnp.maximum(d, _LEAST * most), old), diagonal, known
-    )
-
-
-def _largest_curvature(
-    problem: Problem,
-    name: str,
-    x: PyTree,
-    y: dict[str, PyTree],
-    sample: Sample,
-    sampler: Sampler,
-    keys: Array,
     passes: int,
-    scales: PyTree,
-) -> Array:
-    """The largest eigenvalue, by size, of P ∇²_yy g in any of the sampled blocks: a power iteration.
+) -> tuple[PyTree, Array]:
+    """P of one slot, over sampled blocks, and the largest eigenvalue, by size, of P ∇²_yy g in any of them.
 
+    A loop with one product per turn. First come rounds of probes, each of which improves an estimate of D. A
+    product with random signs mixes an entry with all others, and is rough where their units are very
+    different; so a round looks in units in which the estimate before is one. Then follows a power iteration.
     Few passes give too little, but a step of 2/(3 L) is stable with a third of the true L.
+
+    Args:
+      problem: the problem.
+      name: the level.
+      x: where to look.
+      y: per level the variables of the sample's slots, where to look.
+      sample: the blocks and rows to look at.
+      sampler: the plan of sampling.
+      streams: a stream of random numbers per block.
+      diagonal: the first estimate of D.
+      settle: P from the last estimate of D.
+      rounds: how often D is improved.
+      probes: the products of a round.
+      passes: those of the power iteration.
     """
+    axes = tuple(range(sample.slots[name].ndim))
+    like = diagonal
 
-    def one(view: BlockView, y: dict[str, PyTree], key: Array) -> Array:
-        def iterate(_: Any, carry: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
-            v, _size = carry
-            image = scaled(_product(view, name, y, v), scales)
-            size = norm(image)
-            return jax.tree.map(lambda a: a / jnp.where(size > 0, size, 1).astype(a.dtype), image), size
+    def turn(number: Array, carry: Any) -> Any:
+        sums, diagonal, scales, v, _size = carry
+        probing = number < rounds * probes
+        roots = jax.tree.map(lambda d: 1 / jnp.sqrt(d), diagonal)
+        signs = jax.vmap(_signs)(streams.at(number), v)
+        along = jax.tree.map(lambda r, v: jnp.where(probing, r, v), scaled(signs, roots), v)
+        image = each_block(problem, x, sample, lambda view, *given: _product(view, name, *given), y, along)
 
-        start = random_like(key, y[name])
-        start = jax.tree.map(lambda a: a / norm(start).astype(a.dtype), start)
-        return jax.lax.fori_loop(0, passes, iterate, (start, jnp.zeros((), norm(start).dtype)))[1]
+        found = jax.tree.map(jnp.multiply, signs, scaled(image, roots))
+        seen = jax.tree.map(lambda a: jnp.mean(_wide(a), axes), (found, jax.tree.map(jnp.square, found)))
+        sums = jax.tree.map(lambda total, one: total + one / probes, sums, seen)
+        ended = probing & ((number + 1) % probes == 0)
+        better = _improved(diagonal, *sampler.mean(sums))
+        diagonal = jax.tree.map(lambda new, old: jnp.where(ended, new, old), better, diagonal)
+        sums = jax.tree.map(lambda total: jnp.where(ended, 0, total), sums)
+        scales = jax.tree.map(lambda new, old: jnp.where(ended, new, old), settle(diagonal), scales)
 
-    return sampler.largest(jnp.max(each_block(problem, x, sample, one, y, keys)))
+        image = scaled(image, scales)
+        size = jax.vmap(norm)(image)
+        image = jax.vmap(_divided)(image, jnp.where(size > 0, size, 1))
+        v = jax.tree.map(lambda old, new: jnp.where(probing, old, new), v, image)
+        return sums, diagonal, scales, v, size
+
+    begin = jax.vmap(random_like)(streams.at(rounds * probes), y[name])
+    begin = jax.vmap(_divided)(begin, jax.vmap(norm)(begin))
+    none = jax.tree.map(lambda d: jnp.zeros_like(_wide(d)), (like, like))
+    start = none, diagonal, settle(diagonal), begin, jax.vmap(norm)(begin)
+    _, _, scales, _, size = jax.lax.fori_loop(0, rounds * probes + passes, turn, start)
+    return scales, sampler.largest(jnp.max(size))
+
+
+def _improved(diagonal: PyTree, means: PyTree, squares: PyTree) -> PyTree:
+    """D, from its estimate so far and what was seen in units of that; it stays if there is no curvature."""
+    found = jax.tree.map(
+        lambda d, s, old: old * jnp.maximum(d, _SHARE * jnp.sqrt(s)), means, squares, diagonal
+    )
+    most = jnp.max(jnp.stack([jnp.max(leaf) for leaf in jax.tree.leaves(found)]))
+    return jax.tree.map(
+        lambda d, old: jnp.where(most > 0, jnp.maximum(d, _LEAST * most), old).astype(old.dtype),
+        found,
+        diagonal,
+    )
+
+
+def _divided(tree: PyTree, size: Array) -> PyTree:
+    return jax.tree.map(lambda a: a / size.astype(a.dtype), tree)
+
+
+def _wide(a: Array) -> Array:
+    """In 32 bits at least."""
+    return a.astype(jnp.promote_types(a.dtype, jnp.float32))
 
 
 def scaled(tree: PyTree, scales: PyTree) -> PyTree:
@@ -306,7 +334,7 @@ def _contracting(
     y: dict[str, PyTree],
     sample: Sample,
     sampler: Sampler,
-    keys: Array,
+    streams: Stream,
     scales: PyTree,
     value: Array,
     most: int,
@@ -318,19 +346,19 @@ def _contracting(
     doubled once more.
     """
 
-    def one(view: BlockView, y: dict[str, PyTree], key: Array, value: Array) -> Array:
+    def one(view: BlockView, y: dict[str, PyTree], stream: Stream, value: Array) -> Array:
         step = _SAFE / value
 
         def iterate(_: Any, e: PyTree) -> PyTree:
             image = scaled(_product(view, name, y, e), scales)
             return jax.tree.map(lambda a, b: a - step.astype(a.dtype) * b, e, image)
 
-        half = jax.lax.fori_loop(0, _PASSES, iterate, random_like(key, y[name]))
+        half = jax.lax.fori_loop(0, _PASSES, iterate, random_like(stream, y[name]))
         return norm(jax.lax.fori_loop(0, _PASSES, iterate, half)) / norm(half)
 
     def growth(value: Array) -> Array:
-        every = jnp.broadcast_to(value, keys.shape[:1])
-        return sampler.largest(jnp.max(each_block(problem, x, sample, one, y, keys, every)))
+        every = jnp.broadcast_to(value, streams.first.shape)
+        return sampler.largest(jnp.max(each_block(problem, x, sample, one, y, streams, every)))
 
     def grows(carry: tuple[Array, Array]) -> Array:
         return ~(growth(carry[0]) < 1) & (carry[1] < most)
@@ -422,11 +450,23 @@ def _change_of_slope(
     return jnp.where(size > 0, change / jnp.where(size > 0, step * size, 1), 0)
 
 
-def random_like(key: Array, like: PyTree, draw: Any = jax.random.normal) -> PyTree:
-    """A tree of random entries of the same shapes."""
+def random_like(stream: Stream, like: PyTree) -> PyTree:
+    """A tree of random entries of the same shapes: of either sign, and at least a half, so never zero."""
+    return _drawn(stream, like, lambda bits: (bits >> 1).astype(jnp.float32) / 2.0**32 + 0.5)
+
+
+def _signs(stream: Stream, like: PyTree) -> PyTree:
+    """A tree of random signs of the same shapes."""
+    return _drawn(stream, like, lambda bits: jnp.ones(bits.shape))
+
+
+def _drawn(stream: Stream, like: PyTree, size: Callable[[Array], Array]) -> PyTree:
+    """Random signs, the lowest bits, times a size that the others give."""
     leaves, structure = jax.tree.flatten(like)
-    parts = jax.random.split(key, len(leaves))
-    drawn = [draw(part, leaf.shape, leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
+    drawn = []
+    for number, leaf in enumerate(leaves):
+        bits = stream.at(number).bits(leaf.shape)
+        drawn.append(jnp.where(bits & 1 == 0, size(bits), -size(bits)).astype(leaf.dtype))
     return jax.tree.unflatten(structure, drawn)
 
 
@@ -451,7 +491,7 @@ def _probe(problem: Problem, sampler: Sampler) -> Sample:
     count = min(size, -(-_BLOCKS // ((sampler.strata or 1) * sampler.devices)))
 
     def of_stratum(place: Any) -> Sample:
-        chosen = permuted(sampler.stream(Stream.start(jax.random.key(0)), place), jnp.arange(count), size)
+        chosen = permuted(sampler.stream(_fixed(), place), jnp.arange(count), size)
         random = sampler.stream(sampler.random.at(POWER), place)
         return sampler.visit(problem, place * size + chosen, random, sampler.batch_size)
 

@@ -17,6 +17,7 @@ from bilevax._step.averaging import average_of
 from bilevax._step.clocks import Clocks
 from bilevax._step.slots import Moving
 from bilevax._step.smoothness import Smoothness
+from bilevax._util.hurried import HurriedJit
 from bilevax._util.trees import PyTree, spread
 
 
@@ -153,12 +154,12 @@ class State(eqx.Module):
 
 
 # Compiled: one pass over the memory, without arrays in between.
-@eqx.filter_jit
+@HurriedJit
 def _current_y(memory: Any, clocks: Clocks) -> PyTree:
     return memory.y.at(clocks.y.now) if isinstance(memory.y, Moving) else memory.y
 
 
-@eqx.filter_jit
+@HurriedJit
 def _current_v(memory: Any, clocks: Clocks) -> PyTree:
     return memory.v.at(clocks.v.now)
 

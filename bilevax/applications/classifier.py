@@ -119,6 +119,7 @@ class ReweightedClassifier(ClassifierMixin, BaseEstimator):
         self.raise_on_interrupt = raise_on_interrupt
         self.random_state = random_state
 
+    @bx.program_cache()
     def fit(self, X: Any, y: Any, X_clean: Any = None, y_clean: Any = None) -> ReweightedClassifier:
         """Fits the classifier.
 

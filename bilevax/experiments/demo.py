@@ -210,6 +210,7 @@ def plot(path: Path, results: dict[str, bx.Result], flipped: np.ndarray) -> None
     figures.save(figure, path)
 
 
+@bx.program_cache()
 def main(arguments: list[str] | None = None) -> None:
     """Runs solvers and baselines on every split; prints a table and writes a plot."""
     parser = argparse.ArgumentParser(

@@ -21,8 +21,9 @@ from jax import Array
 
 from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import START, Sampler
+from bilevax._problem.stream import Stream
 from bilevax._problem.view import BlockView, each_block
-from bilevax._step.coefficients import evaluate
+from bilevax._step.coefficients import FIRST_STEP, evaluate
 from bilevax._step.slots import gather
 from bilevax._step.smoothness import random_like
 from bilevax._step.trackers import Tracker
@@ -80,7 +81,7 @@ def with_offsets(
     x, y, _ = checked_start(problem, x0, y0, sampler)
     centres = dict(problem.centre_functions)
     for name in free:
-        like = jax.tree.map(lambda a: a[0], y[name])
+        like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), y[name])
         part = next((part for part in _parts(x) if _same_shapes(part(x), like)), None)
         if part is not None and bool(_follows(problem, name, part, x, y, sampler)):
             centres[name] = part
@@ -91,7 +92,7 @@ def _is_automatic(method: Recipe, name: str, tracker: Tracker) -> bool:
     """Whether the step of a level was left out, or is one that was automatic in another run."""
     if "lower_step" not in tracker.coefficients:
         return False
-    given = evaluate(method.option("lower_step"), jnp.zeros((), jnp.int32), name)
+    given = evaluate(method.option("lower_step"), FIRST_STEP, name)
     return given is None or isinstance(given, PerEntry)
 
 
@@ -120,7 +121,7 @@ def _follows(
 
     def look(problem: Problem, sampler: Sampler, x: PyTree, y: PyTree) -> Array:
         def cosine(view: BlockView, y: PyTree) -> Array:
-            r = random_like(jax.random.key(0), y)
+            r = random_like(Stream(jnp.uint32(0), jnp.uint32(1)), y)
             along = part.put(zeros_like(x), jax.tree.map(lambda a, b: a.astype(b.dtype), r, part(x)))
 
             def gradient(x: PyTree) -> PyTree:

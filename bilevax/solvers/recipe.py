@@ -20,7 +20,7 @@ from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import Sample, Sampler, bad_slots
 from bilevax._problem.view import BlockView
 from bilevax._step.clocks import Clocks
-from bilevax._step.coefficients import Coefficient, evaluate, evaluate_all, first
+from bilevax._step.coefficients import FIRST_STEP, Coefficient, evaluate, evaluate_all, first
 from bilevax._step.estimators import moving_average, msvr_gamma, storm
 from bilevax._step.lagrangian import Point, gradients, lagrangian, upper_gradients
 from bilevax._step.oracles import Oracles, count_pass, count_steps
@@ -31,6 +31,7 @@ from bilevax._step.state import Info, State
 from bilevax._step.trackers import Identity, Optimised, Tracker
 from bilevax._step.visit import Look, Rates, Visit
 from bilevax._util import checks
+from bilevax._util.host import numpy_of
 from bilevax._util.per_entry import PerEntry
 from bilevax._util.trees import PyTree, norm, root_mean_square
 from bilevax.solvers.base import AbstractSolver, renewed_if_due
@@ -300,8 +301,9 @@ class Recipe(AbstractSolver):
         gamma, gamma_bar = given.get("gamma"), given.get("gamma_bar")
         if self.corrected:
             most = MOST_OWN_GAMMA if problem.levels[name].own and not self.fixes("alpha") else MOST_GAMMA
-            gamma_bar = first(gamma_bar, gamma, jnp.minimum(msvr_gamma(alpha_bar, chance), MOST_GAMMA))
-            gamma = first(gamma, jnp.minimum(msvr_gamma(alpha, chance), most))
+            least = numpy_of(alpha, alpha_bar).minimum
+            gamma_bar = first(gamma_bar, gamma, least(msvr_gamma(alpha_bar, chance), MOST_GAMMA))
+            gamma = first(gamma, least(msvr_gamma(alpha, chance), most))
         lower_step: Any = given.get("lower_step")
         inverse_step: Any = given.get("inverse_step")
         lower_scales = inverse_scales = None
@@ -343,7 +345,7 @@ class Recipe(AbstractSolver):
 
     def leaves_out(self, coefficient: str, name: str) -> bool:
         """Whether the user gave no value of a coefficient for a level."""
-        return evaluate(self.option(coefficient), jnp.zeros((), jnp.int32), name) is None
+        return evaluate(self.option(coefficient), FIRST_STEP, name) is None
 
     def oracles(self, problem: Problem) -> Oracles:
         """The oracle calls of one visited block at one point."""
@@ -365,7 +367,7 @@ def _numbers(steps: Any) -> Any:
 
 
 def _is_one(value: Any) -> bool:
-    value = value(jnp.zeros((), jnp.int32)) if callable(value) else value
+    value = value(FIRST_STEP) if callable(value) else value
     unknown = value is None or checks.is_traced(value)
     return not unknown and bool(np.asarray(value) >= 1)
 

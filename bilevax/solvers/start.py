@@ -12,7 +12,7 @@ from jax import Array
 from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import START, Sample, Sampler
 from bilevax._step.clocks import Clock, Clocks
-from bilevax._step.coefficients import evaluate
+from bilevax._step.coefficients import FIRST_STEP, evaluate
 from bilevax._step.lagrangian import Point, gradients
 from bilevax._step.passes import over_all_blocks
 from bilevax._step.slot_table import SlotTable, pack
@@ -81,7 +81,7 @@ def _used_smoothness(
     """The curvature of the levels whose step was left out, or given with a scale for every entry."""
     out = {name: known for name, known in estimated.items() if "lower_step" in missing[name]}
     for name in problem.levels:
-        given = evaluate(recipe.option("lower_step"), jnp.zeros((), jnp.int32), name)
+        given = evaluate(recipe.option("lower_step"), FIRST_STEP, name)
         if isinstance(given, PerEntry):
             out[name] = Smoothness.given(given, recipe.leaves_out("inverse_step", name))
     return out

@@ -12,6 +12,7 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
+import bilevax as bx
 from bilevax.applications.grouped import saved
 from bilevax.applications.grouped.base import GroupedModel
 from bilevax.applications.grouped.losses import Loss, classification_loss
@@ -89,6 +90,7 @@ class GroupedClassifier(ClassifierMixin, GroupedModel):
         self.raise_on_interrupt = raise_on_interrupt
         self.random_state = random_state
 
+    @bx.program_cache()
     def fit(
         self, X: Any, y: Any, groups: Any = None, metadata: Any = None, sample_weight: Any = None
     ) -> GroupedClassifier:

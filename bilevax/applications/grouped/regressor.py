@@ -10,6 +10,7 @@ from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils.validation import check_is_fitted
 
+import bilevax as bx
 from bilevax.applications.grouped import saved
 from bilevax.applications.grouped.base import GroupedModel
 from bilevax.applications.grouped.blocks import Panel
@@ -105,6 +106,7 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
         self.raise_on_interrupt = raise_on_interrupt
         self.random_state = random_state
 
+    @bx.program_cache()
     def fit(
         self, X: Any, y: Any, groups: Any = None, metadata: Any = None, sample_weight: Any = None
     ) -> GroupedRegressor:

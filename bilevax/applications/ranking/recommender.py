@@ -144,6 +144,7 @@ class TopKRecommender:
             raise ValueError(f"{name} is not valid {name[-4:].upper()}: {error}") from error
         return cls._configured(arguments, name)
 
+    @bx.program_cache()
     def fit(
         self,
         table: Any,
