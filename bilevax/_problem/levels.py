@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax._problem.bounds import Bound, Box, Set, as_bound, check_order
+from bilevax._problem.bounds import Bound, Box, Set, as_bound, as_set, check_order
 from bilevax._problem.rows import Batch
 from bilevax._util import checks, trees
 
@@ -110,6 +110,12 @@ class Level(eqx.Module):
         """y projected onto its set, if it has one; that many leading axes count slots."""
         return y if self.domain is None else self.domain(y, slot_axes)
 
+    def on_free(self, v: PyTree, y: PyTree) -> PyTree:
+        """A multiplier on the entries of y that are free to move: zero on those that a bound holds."""
+        if self.domain is None:
+            return v
+        return jax.tree.map(lambda a, free: jnp.where(free, a, 0), v, self.domain.free(y))
+
 
 class Argmin(Level):
     """A lower level y_i(x) = argmin_y g_i(x, y). Made by `bilevax.argmin`."""
@@ -118,6 +124,12 @@ class Argmin(Level):
     has_hessian = True
 
     around: Callable[[PyTree], PyTree] | Literal[False] | None = eqx.field(static=True, default=None)
+    within: Box | Set | None = eqx.field(static=True, default=None)
+
+    @property
+    def domain(self) -> Box | Set | None:
+        """See `Level.domain`."""
+        return self.within
 
     @property
     def centre(self) -> Callable[[PyTree], PyTree] | None:
@@ -127,7 +139,7 @@ class Argmin(Level):
     @property
     def centre_is_open(self) -> bool:
         """See `Level.centre_is_open`."""
-        return self.around is None
+        return self.around is None and self.within is None
 
     def value(self, x: PyTree, y: PyTree, block: PyTree, batch: Batch) -> Array:
         """g_i(x, y; ζ)."""
@@ -228,6 +240,7 @@ def argmin(
     slots: Callable[[PyTree, PyTree], Array] | None = None,
     count: int | None = None,
     around: Callable[[PyTree], PyTree] | Literal[False] | None = None,
+    project: Any = None,
 ) -> Argmin:
     r"""A lower level defined by a minimisation, :math:`y_i(x) = \arg\min_y g_i(x, y)`.
 
@@ -242,6 +255,10 @@ def argmin(
         once. f, g, y0, `result.y`, `state.y` and the diagnostics still speak of y itself. Left out,
         `minimize` measures whether solutions move along with a part of x of that shape, and then stores
         offsets from it; False stores y itself.
+      project: where y must stay, as in `minimum`: bounds (lower, upper), or a function that projects one
+        block's y onto a convex set. y0 must lie in the set. The hyper-gradient is that of the problem in
+        which what a bound holds is fixed: v is zero there. All methods but `RSVRB` take bounds; sets that
+        are given by a projection are for `F2SA`, `F3SA` and the diagnostics. Not together with `around`.
 
     Returns:
       The level, for `Problem(lower=…)`.
@@ -252,10 +269,20 @@ def argmin(
       ...     lambda x, y, block, batch: jnp.mean((batch @ y) ** 2) + jnp.sum((y - x) ** 2),
       ...     around=lambda x: x,
       ... )
+      >>> level = bx.argmin(  # weights that are not negative
+      ...     lambda x, y, block, batch: jnp.mean((batch @ y - 1) ** 2) + x * jnp.sum(y**2),
+      ...     project=(0.0, None),
+      ... )
     """
     if not (around is None or around is False or callable(around)):
         raise TypeError(f"around must be a function of x, False or None, got {type(around).__name__}")
-    return Argmin(function, slots, count, around)
+    within = as_set("project", project)
+    if around and within is not None:
+        raise ValueError(
+            "around and project do not go together: what is stored are offsets, and the set is one of y "
+            "itself, got both"
+        )
+    return Argmin(function, slots, count, around, within)
 
 
 def mean(

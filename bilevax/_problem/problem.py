@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from bilevax._problem.bounds import Box, Set
 from bilevax._problem.levels import Argmin, Level
 from bilevax._problem.rows import Batch, Rows
 from bilevax._problem.stream import Stream
@@ -206,7 +207,7 @@ class Problem(eqx.Module):
         return tuple((name, level.centre) for name, level in self.levels.items() if level.centre is not None)
 
     @property
-    def domains(self) -> tuple[tuple[str, Callable[..., PyTree]], ...]:
+    def domains(self) -> tuple[tuple[str, Box | Set], ...]:
         """The levels whose variables descend within a set, each with its projection."""
         return tuple((name, level.domain) for name, level in self.levels.items() if level.domain is not None)
 

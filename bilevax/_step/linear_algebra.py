@@ -85,6 +85,14 @@ def solve(matrices: Float[Array, "slots d d"], right: Float[Array, "slots d k"])
     return jax.vmap(one_by_one(one))(matrices, right)
 
 
+def free_part(
+    matrices: Float[Array, "slots d d"], free: Float[Array, "slots d"]
+) -> Float[Array, "slots d d"]:
+    """Matrices in the free entries alone: those of the identity in the others, which `free` has zeros for."""
+    both = free[..., :, None] * free[..., None, :]
+    return both * matrices + (1 - free)[..., :, None] * jnp.eye(matrices.shape[-1], dtype=matrices.dtype)
+
+
 def solve_indefinite(
     matrices: Float[Array, "slots d d"], right: Float[Array, "slots d k"]
 ) -> Float[Array, "slots d k"]:

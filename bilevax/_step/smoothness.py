@@ -140,6 +140,7 @@ def estimate_smoothness(
     diagonal = jax.lax.fori_loop(0, _ROUNDS, improve, begin)
     if problem.levels[name].own:
         diagonal = _where_curved(diagonal, begin)
+    diagonal = _common_unit(problem, name, diagonal)
     scales = jax.tree.map(lambda d: 1 / d, diagonal)
     largest = _largest_curvature(problem, name, x, rows, sample, sampler, keys, _PASSES, scales)
     value = jnp.where(largest > 0, largest, 1)
@@ -187,6 +188,7 @@ def renew_smoothness(
     diagonal = jax.tree.map(
         lambda old, new: old + jnp.where(new > old, _RISE, _FALL) * (new - old), before, found
     )
+    diagonal = _common_unit(problem, name, diagonal)
     scales = jax.tree.map(lambda d, like: (1 / d).astype(like.dtype), diagonal, known.scales)
     scales = scales if rescale else known.scales
     largest = _largest_curvature(*look, _RENEWAL_PASSES, scales).astype(known.value.dtype)
@@ -394,6 +396,19 @@ def _where_curved(diagonal: PyTree, otherwise: PyTree) -> PyTree:
     return jax.tree.map(
         lambda d, o: jnp.where(d > _NOTHING * most, d, o.astype(d.dtype)), diagonal, otherwise
     )
+
+
+def _common_unit(problem: Problem, name: str, diagonal: PyTree) -> PyTree:
+    """D, with one entry for all if y is projected onto a set that is no box.
+
+    Steps with a scale for every entry would end elsewhere on its boundary: where P times the slope, and not
+    the slope itself, is normal to the set.
+    """
+    domain = problem.levels[name].domain
+    if domain is None or domain.entrywise:
+        return diagonal
+    most = jnp.max(jnp.stack([jnp.max(leaf) for leaf in jax.tree.leaves(diagonal)]))
+    return jax.tree.map(lambda d: jnp.full_like(d, most), diagonal)
 
 
 def _change_of_slope(

@@ -18,8 +18,7 @@ from bilevax._problem.rows import PerBlock, Rows
 from bilevax._problem.sampling import all_rows
 from bilevax._problem.view import BlockView, each_block
 from bilevax._step.slots import gather
-from bilevax._truth.few_blocks import require_slot_per_block
-from bilevax._truth.lower_solve import solve_lower_problem
+from bilevax._truth.few_blocks import require_slot_per_block, solve_level
 from bilevax._truth.shapes import inferred
 from bilevax._util import checks
 from bilevax._util.trees import PyTree, norm, result_dtype
@@ -182,9 +181,8 @@ def _solve(problem: Problem, x: PyTree, y: dict[str, PyTree], blocks: Array) -> 
             if not level.has_hessian:
                 best[name] = view.c(name)
                 continue
-            flat, unravel = ravel_pytree(y[name])
-            solved = solve_lower_problem(lambda flat, n=name, u=unravel: view.g(n, u(flat)), flat)
-            best[name] = unravel(solved.y)
+            solved = solve_level(view, name, y[name])
+            best[name] = ravel_pytree(y[name])[1](solved.y)
             # `jnp.maximum` keeps a NaN.
             left = jnp.maximum(left, norm(solved.move) / (1 + norm(solved.y)))
         return best, left

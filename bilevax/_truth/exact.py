@@ -24,6 +24,7 @@ from bilevax._step.lagrangian import Point, gradients, upper_gradients
 from bilevax._step.slots import gather
 from bilevax._truth.own_solve import Minimised, own_levels, solve_own
 from bilevax._truth.saddle_solve import indefinite_inverse, solve_saddle
+from bilevax._truth.set_solve import multiplier_within, projection, solve_within
 from bilevax._util.trees import PyTree, combine, norm, result_dtype, zeros_like
 
 _DENSE = 512  # the largest d_y whose Hessians are formed
@@ -92,13 +93,15 @@ def upper_mean(problem: Problem, x: PyTree, y: dict[str, PyTree], plan: Accuracy
 def lower_slopes(problem: Problem, x: PyTree, y: dict[str, PyTree], plan: Accuracy) -> dict[str, PyTree]:
     """−∇_y g_i of every block for an argmin level, c_i for a mean level.
 
-    For variables that optimise f it is ∇_y f_i; on a set, the step that is left of it, y − Π(y − ∇_y f_i).
+    For variables that optimise f it is ∇_y f_i. On a set it is the step that is left, y − Π(y − ∇_y g_i).
     """
 
     def look(sample: Sample, y: dict[str, PyTree]) -> dict[str, PyTree]:
         seen = gradients(problem, Point(x, y), zeros_like(y), sample)
-        own = {n: _own_slope(level, y[n], seen.y[n]) for n, level in problem.levels.items() if level.own}
-        return seen.v | own
+        own = {n: _left_on_set(level, y[n], seen.y[n]) for n, level in problem.levels.items() if level.own}
+        confined = [n for n, level in problem.levels.items() if level.has_hessian and level.is_bounded]
+        held = {n: _left_on_set(problem.levels[n], y[n], combine((-1, seen.v[n]))) for n in confined}
+        return seen.v | own | held
 
     return _in_groups(problem, plan, look, y)
 
@@ -183,6 +186,10 @@ def _solve_one(view: BlockView, name: str, y: PyTree, plan: Accuracy) -> tuple[P
         found = solve_saddle(view, name, y)
         residual = jnp.where(found.good, found.residual, jnp.nan)
         return unravel(found.y), (residual, found.scale)
+    if view.problem.levels[name].is_bounded:
+        inside = solve_within(lambda flat: view.g(name, unravel(flat)), projection(view, name, y), flat)
+        residual = jnp.where(inside.good, inside.residual, jnp.nan)
+        return unravel(inside.y), (residual, inside.scale)
     flat, sizes = _minimise(lambda flat: view.g(name, unravel(flat)), flat, plan)
     return unravel(flat), sizes
 
@@ -207,13 +214,19 @@ def _invert_one(
         return by_y, _exact(view.x)
     flat, unravel = ravel_pytree(y)
     right = ravel_pytree(by_y)[0]
-    gradient = jax.grad(lambda flat: view.g(name, unravel(flat)))
-    if view.problem.levels[name].sign == 0:
-        v = indefinite_inverse(gradient, flat)(right)
-    else:
-        v = _system(gradient, flat, right, plan)
+
+    def value(flat: Array) -> Array:
+        return view.g(name, unravel(flat))
+
+    gradient = jax.grad(value)
     _, push = jax.linearize(gradient, flat)
-    return unravel(v), (norm(push(v) - right), norm(right) + norm(push(_unit(v))) * norm(v))
+    if view.problem.levels[name].is_bounded:
+        v, left = multiplier_within(value, projection(view, name, y), flat, right)
+    else:
+        indefinite = view.problem.levels[name].sign == 0
+        v = indefinite_inverse(gradient, flat)(right) if indefinite else _system(gradient, flat, right, plan)
+        left = push(v) - right
+    return unravel(v), (norm(left), norm(right) + norm(push(_unit(v))) * norm(v))
 
 
 def _own_minimum(value: Callable[[Array], Array], start: Array, plan: Accuracy) -> Minimised:
@@ -307,7 +320,7 @@ def _system(gradient: Callable[[Array], Array], y: Array, right: Array, plan: Ac
     return size * boost * lineax.linear_solve(operator, unit, method, throw=False).value
 
 
-def _own_slope(level: Level, y: PyTree, slope: PyTree) -> PyTree:
+def _left_on_set(level: Level, y: PyTree, slope: PyTree) -> PyTree:
     if not level.is_bounded:
         return slope
     return combine((1, y), (-1, level.bounded(combine((1, y), (-1, level.signed(slope))))))

@@ -22,6 +22,7 @@ from bilevax._step.lagrangian import Point, gradients
 from bilevax._truth.lower_solve import Solved, solve_lower_problem
 from bilevax._truth.own_solve import Minimised, own_levels, solve_own
 from bilevax._truth.saddle_solve import indefinite_inverse, solve_saddle
+from bilevax._truth.set_solve import multiplier_within, projection, solve_within
 from bilevax._util.trees import PyTree, combine, norm
 
 _ENTRIES = 2**22  # of the rows of all blocks that are solved at once
@@ -108,12 +109,8 @@ def _solve(view: BlockView, y: dict[str, PyTree]) -> tuple[dict[str, PyTree], di
         if name in own:
             continue
         if view.problem.levels[name].has_hessian:
-            flat, unravel = ravel_pytree(y[name])
-            if view.problem.levels[name].sign == 0:
-                solved[name] = saddle_problem(view, name, y[name])
-            else:
-                solved[name] = solve_lower_problem(lambda flat, n=name, u=unravel: view.g(n, u(flat)), flat)
-            best[name] = unravel(solved[name].y)
+            solved[name] = solve_level(view, name, y[name])
+            best[name] = ravel_pytree(y[name])[1](solved[name].y)
         else:
             best[name] = view.c(name)
     left = jnp.zeros(())
@@ -128,11 +125,23 @@ def _solve(view: BlockView, y: dict[str, PyTree]) -> tuple[dict[str, PyTree], di
     return best, multipliers, left
 
 
-def saddle_problem(view: BlockView, name: str, y: PyTree) -> Solved:
-    """One saddle point, as `solve_lower_problem` returns a minimiser."""
-    found, (_, unravel) = solve_saddle(view, name, y), ravel_pytree(y)
-    inverse = indefinite_inverse(jax.grad(lambda flat: view.g(name, unravel(flat))), found.y)
-    return Solved(found.y, jnp.where(found.good, found.move, jnp.nan), inverse)
+def solve_level(view: BlockView, name: str, y: PyTree) -> Solved:
+    """The minimiser or the saddle point of a level's g, in its set, from y."""
+    level, (flat, unravel) = view.problem.levels[name], ravel_pytree(y)
+
+    def value(flat: Array) -> Array:
+        return view.g(name, unravel(flat))
+
+    if level.is_bounded:
+        project = projection(view, name, y)
+        found = solve_within(value, project, flat)
+        move = jnp.where(found.good, found.move, jnp.nan)
+        return Solved(found.y, move, lambda right: multiplier_within(value, project, found.y, right)[0])
+    if level.sign == 0:
+        saddle = solve_saddle(view, name, y)
+        move = jnp.where(saddle.good, saddle.move, jnp.nan)
+        return Solved(saddle.y, move, indefinite_inverse(jax.grad(value), saddle.y))
+    return solve_lower_problem(value, flat)
 
 
 def _own_minimum(value: Callable[[Array], Array], start: Array) -> Minimised:

@@ -37,6 +37,7 @@ class Pair(TrackedSolve):
 
     multiplier = False
     indefinite = False
+    sets = "any"
     oracles = Oracles(gradients=4)  # of g by x and by y, at y and at w
 
     def first_v(self, y: Any) -> Any:
@@ -47,6 +48,10 @@ class Pair(TrackedSolve):
 
     def solve_gradient(self, seen: Gradients, visit: Visit) -> Any:
         return _over(seen.v[visit.name], visit.rates.penalty)
+
+    def confined(self, visit: Visit, v: Any, y: Any) -> Any:
+        """w in the set of y."""
+        return visit.bounded(v)
 
     def multipliers(self, visit: Visit, look: Look) -> Any:
         """ρ (y − w), which tends to v."""

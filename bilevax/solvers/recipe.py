@@ -232,8 +232,22 @@ class Recipe(AbstractSolver):
                     f"{type(self).__name__} needs lower levels whose Hessian is positive definite, got the "
                     f"{level.kind} level {name!r}: use BlockNewton, MMBO or BSVRBv2"
                 )
+            self._check_set(name, level, tracker)
             out[name] = tracker
         return out
+
+    def _check_set(self, name: str, level: Level, tracker: Tracker) -> None:
+        """Raises if the tracker of a level cannot keep its y in its set."""
+        if level.domain is None or tracker.sets == "any":
+            return
+        method, given = type(self).__name__, f"project= of the {level.kind} level {name!r}"
+        if tracker.sets == "none" or (self.corrected and not self.lazy):
+            raise ValueError(f"{method} does not take {given}: use BlockNewton, MMBO or BSVRBv2")
+        if not level.domain.entrywise:
+            raise ValueError(
+                f"{method} needs bounds (lower, upper), which hold single entries of y, got a projection for "
+                f"{given}: use F2SA or F3SA"
+            )
 
     def _kinds(self) -> str:
         """The kinds of level that the method takes, in words."""
