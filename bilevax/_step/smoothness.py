@@ -122,9 +122,7 @@ def estimate_smoothness(
       unknown: the mean levels whose y is not known yet: their value on the sample is taken.
     """
     sample = _probe(problem, sampler)
-    rows = {level: gather(y[level], sample.slots[level]) for level in y}
-    if problem.levels[name].own:
-        rows |= {n: each_block(problem, x, sample, lambda view, n=n: view.c(n)) for n in unknown}
+    rows = _rows(problem, name, x, y, sample, unknown)
     keys = _keys(jax.random.key(0), sample, sampler)
     axes = sample.slots[name].ndim
     begin = jax.tree.map(lambda a: jnp.ones(a.shape[axes:], result_dtype(y[name])), rows[name])
@@ -446,7 +444,13 @@ def random_like(key: Array, like: PyTree, draw: Any = jax.random.normal) -> PyTr
 
 
 def estimate_floor(
-    problem: Problem, name: str, x: PyTree, y: dict[str, PyTree], sampler: Sampler, smoothness: Array
+    problem: Problem,
+    name: str,
+    x: PyTree,
+    y: dict[str, PyTree],
+    sampler: Sampler,
+    smoothness: Array,
+    unknown: frozenset[str] = frozenset(),
 ) -> Array:
     """A floor λ for the tracked Hessians of a level: half the least curvature that a batch shows.
 
@@ -454,10 +458,30 @@ def estimate_floor(
     that. If some direction has no curvature at all, the floor is a thousandth of L_g.
     """
     sample = _probe(problem, sampler)
-    point = Point(x, {level: gather(y[level], sample.slots[level]) for level in y})
+    point = Point(x, _rows(problem, name, x, y, sample, unknown))
     eigenvalues = jax.vmap(one_by_one(lambda matrix: jnp.linalg.eigvalsh(matrix)))
     least = -sampler.largest(-jnp.min(eigenvalues(hessians(problem, name, point, sample))))
     return jnp.where(least > 1e-6 * smoothness, least / 2, 1e-3 * smoothness)
+
+
+def _rows(
+    problem: Problem,
+    name: str,
+    x: PyTree,
+    y: dict[str, PyTree],
+    sample: Sample,
+    unknown: frozenset[str],
+) -> dict[str, PyTree]:
+    """The variables of a sample's slots; means that are not known yet, where the level needs them."""
+    rows = {level: gather(y[level], sample.slots[level]) for level in y}
+    if problem.levels[name].own or problem.levels[name].reads:
+        for mean in (level for level in problem.order if level in unknown):
+
+            def c(view: BlockView, others: dict[str, PyTree], mean: str = mean) -> PyTree:
+                return view.c(mean, others)
+
+            rows[mean] = each_block(problem, x, sample, c, problem.read_by(mean, rows))
+    return rows
 
 
 def _probe(problem: Problem, sampler: Sampler) -> Sample:

@@ -408,10 +408,11 @@ def check_factorable(name: str, y: PyTree) -> None:
 def _signs(look: Look, name: str) -> PyTree:
     """On which side of zero the c of a mean level always is, by leaf."""
 
-    def c(x: PyTree, sample: Sample) -> PyTree:
-        return each_block(look.problem, x, sample, lambda view: view.c(name))
+    def c(x: PyTree, sample: Sample, others: PyTree) -> PyTree:
+        return each_block(look.problem, x, sample, lambda view, others: view.c(name, others), others)
 
-    return signs(c, look.points[0].x, look.sample)
+    point = look.points[0]
+    return signs(c, point.x, look.sample, look.problem.read_by(name, point.y))
 
 
 def _never(y: PyTree) -> Array:

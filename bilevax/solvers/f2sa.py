@@ -79,7 +79,7 @@ class Penalty(Recipe):
         w = {n: y[n] if one is None else one for n, one in v.items()}
         f = view.f(w)
         pairs = [n for n, one in v.items() if one is not None]
-        return sum((rates[n].penalty * (view.g(n, w[n]) - view.g(n, y[n])) for n in pairs), f), f
+        return sum((rates[n].penalty * (view.g(n, w[n], w) - view.g(n, y[n], w)) for n in pairs), f), f
 
 
 class F2SA(Penalty):

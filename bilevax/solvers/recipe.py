@@ -17,6 +17,7 @@ from jax import Array
 
 from bilevax._problem.levels import Level
 from bilevax._problem.problem import Problem
+from bilevax._problem.reading import from_the_last
 from bilevax._problem.sampling import Sample, Sampler, bad_slots
 from bilevax._problem.view import BlockView
 from bilevax._step.clocks import Clocks
@@ -284,11 +285,18 @@ class Recipe(AbstractSolver):
     ) -> Look:
         """The multipliers and the gradients at some points."""
         trackers = self.trackers(problem)
-        by_y: list[dict[str, PyTree]] = [{} for _ in points]
-        if any(tracker.needs_upper_gradient for tracker in trackers.values()):
-            by_y = _at_points(lambda point: upper_gradients(problem, point, sample), points)
-        found = {n: t.directions(visits[n], [one.get(n) for one in by_y]) for n, t in trackers.items()}
-        v = [{n: vs[place] for n, vs in found.items()} for place in range(len(points))]
+        v: list[dict[str, PyTree]] = [{} for _ in points]
+        for layer in from_the_last(problem.levels):
+            by_y: list[dict[str, PyTree]] = [{} for _ in points]
+            if any(trackers[name].needs_upper_gradient for name in layer):
+                known = [_of_readers(problem, layer, one) for one in v]
+                by_y = _at_points(
+                    lambda at: upper_gradients(problem, at[0], sample, at[1]),
+                    list(zip(points, known, strict=True)),
+                )
+            found = {n: trackers[n].directions(visits[n], [one.get(n) for one in by_y]) for n in layer}
+            v = [one | {n: vs[place] for n, vs in found.items()} for place, one in enumerate(v)]
+        v = [{n: one[n] for n in trackers} for one in v]
         signs = [jnp.ones(()), -jnp.ones(())][: len(points)]
         scalar = functools.partial(self.scalar, rates={name: visit.rates for name, visit in visits.items()})
         seen = _at_points(
@@ -369,6 +377,11 @@ class Recipe(AbstractSolver):
         total = count_steps(per_visit, problem, sampler, steps)
         rows = self.first_rows(sampler)
         return total if rows == 0 else total + count_pass(self.oracles(problem), problem, rows)
+
+
+def _of_readers(problem: Problem, layer: list[str], v: dict[str, PyTree]) -> dict[str, PyTree]:
+    """Those of the multipliers that belong to readers of some levels."""
+    return {name: one for name, one in v.items() if set(problem.levels[name].reads) & set(layer)}
 
 
 def _numbers(steps: Any) -> Any:
