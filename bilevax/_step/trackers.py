@@ -153,8 +153,8 @@ class Identity(Tracker):
 class Descent(Tracker):
     """y descends along s, which tracks ∇_y g. The trackers below add v.
 
-    A y that bounds hold is projected onto them: after its step, or when it is caught up, once after the sum
-    of its steps. There the multiplier is zero, whatever is stored of it.
+    A y with bounds is projected onto them: after its step, or when it is caught up, once after the sum of
+    its steps. A subclass that says so in `sets` sees to it that v is zero where they hold y.
 
     Attributes:
       refreshed: whether a visited slot moves along the s (and u) that this step refreshed, or along those
@@ -162,7 +162,6 @@ class Descent(Tracker):
     """
 
     coefficients = frozenset({"lower_step"})
-    sets = "bounds"
 
     refreshed: bool = True
 
@@ -262,6 +261,7 @@ class TrackedSolve(Descent):
 
     multiplier = True
     indefinite = True
+    sets = "bounds"
     oracles = Oracles(gradients=1, products=2)
 
     def blank(self, y: PyTree, corrected: bool, lazy: bool, smoothness: Any) -> Memory:
@@ -277,8 +277,9 @@ class TrackedSolve(Descent):
         return _minus(seen.y[visit.name])
 
     def confined(self, visit: Visit, v: PyTree, y: PyTree) -> PyTree:
-        """v where it may be, if y is here."""
-        return project_ball(visit.on_free(v, y), visit.rates.radius, visit.slot_axes)
+        """v where it may be: zero where bounds hold y; in the set of y, if it is no multiplier."""
+        inside = visit.on_free(v, y) if self.multiplier else visit.bounded(v)
+        return project_ball(inside, visit.rates.radius, visit.slot_axes)
 
     def _scaled_solve(self, seen: Gradients, visit: Visit, y: PyTree) -> PyTree:
         slope = self.solve_gradient(seen, visit)
@@ -317,6 +318,7 @@ class TrackedHessian(Descent):
     """H tracks ∇²_yy g with eigenvalues ≥ floor; v = H⁻¹ ∇_y f with the H from before the refresh."""
 
     needs_upper_gradient = True
+    sets = "bounds"
     coefficients = frozenset({"lower_step", "floor"})
     oracles = Oracles(gradients=1, products=1, matrices=1)
 

@@ -49,10 +49,6 @@ class Pair(TrackedSolve):
     def solve_gradient(self, seen: Gradients, visit: Visit) -> Any:
         return _over(seen.v[visit.name], visit.rates.penalty)
 
-    def confined(self, visit: Visit, v: Any, y: Any) -> Any:
-        """w in the set of y."""
-        return visit.bounded(v)
-
     def multipliers(self, visit: Visit, look: Look) -> Any:
         """ρ (y − w), which tends to v."""
         penalty = visit.rates.penalty
@@ -94,7 +90,8 @@ class F2SA(Penalty):
         x &\leftarrow x - \eta \tfrac1I \sum_i \nabla_x f_i(x, w_i)
             + \rho (\nabla_x g_i(x, w_i) - \nabla_x g_i(x, y_i))
 
-    all at the same point. It needs gradients only. Mean levels are rejected.
+    all at the same point. It needs gradients only. y and w stay in the set of their level, if it has one. A
+    level that reads others sees their w, for its own y, too. Mean levels are rejected.
 
     Args:
       upper_step: η: a float, a schedule of the step number, or an optax transformation; left
