@@ -53,7 +53,8 @@ class Residuals(eqx.Module):
     Attributes:
       y: root mean square over the blocks of ‖y_i − y_i(x)‖.
       gradient: the same of ‖∇_y g_i(x, y_i)‖ (of ‖y_i − c_i(x)‖, for a mean level; of ‖∇_y f_i‖, for
-        variables that optimise f, or of ‖y_i − Π(y_i ∓ ∇_y f_i)‖ if they stay in a set).
+        variables that optimise f; of ‖y_i − Π(y_i − ∇_y g_i)‖, for a y that stays in a set). A level that
+        reads others is looked at with theirs of the run.
       v: the same of ‖v_i − [∇²_yy g_i]⁻¹ ∇_y f_i‖ at (x, y_i); None for a level that tracks no v.
     """
 
@@ -96,7 +97,8 @@ def solve_lower(
 
     .. math:: y_i(x) = \arg\min_y g_i(x, y), \quad\text{or}\quad y_i(x) = \mathbb{E}[c_i(x; \zeta)]
 
-    and, for `minimum` and `maximum` levels, the optimum of f_i at these.
+    and, for `minimum` and `maximum` levels, the optimum of f_i at these. Levels are solved in order, so that
+    one may read the solutions of those before it.
 
     A solution is accepted if :math:`\|\nabla_y g_i\| \le \text{tolerance} \cdot (\|\nabla_{yy}^2 g_i\, y_i\|
     + \|\nabla_{yy}^2 g_i\, u\|)` with the unit vector :math:`u = (1, \dots, 1)/\sqrt{d_y}`: the gradient is
@@ -199,7 +201,8 @@ def hypergradient(
         \nabla F(x) = \frac1m \sum_i \nabla_x f_i - \nabla_{xy}^2 g_i [\nabla_{yy}^2 g_i]^{-1} \nabla_y f_i
 
     with :math:`+ \nabla c_i(x)^\top \nabla_y f_i` for a mean level, and nothing for variables that optimise
-    f: where they are optimal, f does not change with them.
+    f: where they are optimal, f does not change with them. If a level reads others, their ∇_y f contains its
+    term of ℓ, too. What a bound holds stays where it is.
 
     Args:
       problem: as in `solve_lower`, like all that follow.
@@ -327,7 +330,8 @@ def residuals(
     inverse = inverted(problem, x, y, plan) if tracked else {}
     errors = {n: combine((1, y[n]), (-1, solution[n])) for n in y}
     slopes = lower_slopes(problem, x, y, plan)
-    slopes = {n: errors[n] if problem.levels[n].is_value else slopes[n] for n in y}
+    values = {n for n in y if problem.levels[n].is_value}
+    slopes = {n: combine((1, y[n]), (-1, slopes[n])) if n in values else slopes[n] for n in y}
 
     def rms(by_level: dict[str, PyTree]) -> PyTree:
         return problem.view(

@@ -65,6 +65,24 @@ def wide_problem():
     return problem, np.ones(2, np.float32), np.zeros((BLOCKS, 1100), np.float32)
 
 
+def nested_problem():
+    """A level within bounds, and one that reads it."""
+    plain, x0, y0 = make_problem(lower)
+
+    def second(x, y, block, batch):
+        return lower(x, y["second"], block, batch) + jnp.sum((y["second"] - jnp.sin(y["first"])) ** 2)
+
+    levels = {"first": bx.argmin(lower, project=(-0.5, 0.4)), "second": bx.argmin(second, reads="first")}
+    problem = bx.Problem(
+        lambda x, y, block, batch: upper(x, y["second"], block, batch) + jnp.mean(y["first"]),
+        levels,
+        plain.blocks,
+        plain.upper_data,
+        plain.lower_data[0],
+    )
+    return problem, x0, {"first": levels["first"].bounded(y0), "second": y0}
+
+
 def normal_problem(level):
     return lambda: make_problem(level)
 
@@ -91,6 +109,7 @@ CASES = {
         normal_problem(bx.minimum(project=(-0.5, 4.0))),
         {"batch_size": BATCH},
     ),
+    "nested": (bx.BSVRBv1(upper_step=0.05), nested_problem, {"batch_size": BATCH}),
     "RSVRB": (bx.RSVRB(upper_step=0.05), normal_problem(lower), {"batch_size": BATCH}),
 }
 
@@ -105,7 +124,7 @@ def spread_rows(mesh):
 
 def spread(problem, state):
     """A metric that needs all blocks, of the state and of the problem."""
-    return jnp.mean(state.y**2) + jnp.mean(jax.tree.leaves(problem.blocks)[0])
+    return jnp.mean(jax.tree.leaves(state.y)[0] ** 2) + jnp.mean(jax.tree.leaves(problem.blocks)[0])
 
 
 def run(name, **given):
@@ -159,7 +178,7 @@ def main() -> None:
         found = arrays(result)
         if jax.process_index() == 0:
             np.savez(folder / f"{order}.npz", **found)
-        split = result.y.sharding
+        split = jax.tree.leaves(result.y)[0].sharding
         print(order, "on", len(split.device_set), "devices, y split along", *split.spec, flush=True)
 
 

@@ -49,9 +49,9 @@ def source(rows, offsets):
     return bx.PerBlock(rows | {"place": np.arange(offsets[-1])}, offsets)
 
 
-def as_library(blocks, level=bx.argmin):
+def as_library(blocks, level=bx.argmin, **given):
     lower = {
-        "a": level(blocks.lower),
+        "a": level(blocks.lower, **given),
         "p": bx.minimum(project=(kinds.LEAST, None)),
         "q": bx.maximum(project=(None, kinds.MOST)),
     }
@@ -124,6 +124,8 @@ def make_solver(method, **more):
 def follow(method, blocks, problem, y0, **given):
     x0 = 0.5 * np.random.default_rng(1).normal(size=blocks.dx)
     first, states, seen = jax.tree.map(np.asarray, run(make_solver(method), problem, x0, y0))
+    if method == "F3SA":  # w, which is projected when it is read
+        states["v"] = np.clip(states["v"], *blocks.box)
     samples = [SimpleNamespace(**{name: one[t] for name, one in seen.items()}) for t in range(STEPS)]
     for sample in samples:
         sample.upper = [rows[rows >= 0] for rows in sample.upper]
@@ -179,3 +181,16 @@ def test_variables_that_minimise_and_maximise_f(method):
         first, states = follow(method, blocks, as_library(blocks), y0)
         a = first["a"]
     check_own_variables(method, blocks, first, a, states)
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method not in ("MSVR", "SONG")])
+def test_lower_solutions_within_bounds(method):
+    """v is zero where a bound holds a, in every method."""
+    blocks = kinds.Kinds(saddle=False, box=kinds.BOX)
+    y0 = {"a": np.zeros((5, 4)), "p": np.full((5, 2), 0.1), "q": np.full((5, 3), -0.1)}
+    first, states = follow(method, blocks, as_library(blocks, project=kinds.BOX), y0)
+    check_own_variables(method, blocks, first, first["a"], states)
+    free = blocks.free(states["a"])
+    assert 0.2 < free.mean() < 0.8
+    if method not in ("BlockSAGA", "F3SA"):  # with more noise, some entries leave their bound again
+        assert (np.diff(free, axis=0) > 0).any()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +54,13 @@ class Bound:
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """All variables between two bounds; either may be None."""
+    """All variables between two bounds; either may be None.
+
+    Class attributes:
+      entrywise: whether every entry of y has a set of its own, so that it is free or held by itself.
+    """
+
+    entrywise: ClassVar[bool] = True
 
     lower: Bound | None
     upper: Bound | None
@@ -67,6 +73,21 @@ class Box:
             y = jax.tree.map(jnp.minimum, y, self.upper.like(y))
         return y
 
+    def ends(self, y: PyTree) -> tuple[PyTree, PyTree]:
+        """Both bounds, in the shape of y; infinite where there is none."""
+
+        def end(bound: Bound | None, otherwise: float) -> PyTree:
+            if bound is None:
+                return jax.tree.map(lambda a: jnp.full_like(a, otherwise), y)
+            return jax.tree.map(lambda a, b: jnp.broadcast_to(b, a.shape), y, bound.like(y))
+
+        return end(self.lower, -jnp.inf), end(self.upper, jnp.inf)
+
+    def free(self, y: PyTree) -> PyTree:
+        """By entry of y whether it lies strictly between its bounds: those on a bound are held there."""
+        low, high = self.ends(y)
+        return jax.tree.map(lambda a, low, high: (a > low) & (a < high), y, low, high)
+
     def check(self, label: str, one: PyTree) -> None:
         """Raises unless the bounds fit one slot's variable, given by its shapes."""
         for which, bound in (("lower", self.lower), ("upper", self.upper)):
@@ -78,6 +99,8 @@ class Box:
 class Set:
     """A set by its projection, a function of one slot's y."""
 
+    entrywise: ClassVar[bool] = False
+
     function: Callable[[PyTree], PyTree]
 
     def __call__(self, y: PyTree, slot_axes: int = 0) -> PyTree:
@@ -86,6 +109,10 @@ class Set:
         for _ in range(slot_axes):
             project = jax.vmap(project)
         return jax.tree.map(lambda new, old: new.astype(old.dtype), project(y), y)
+
+    def free(self, y: PyTree) -> PyTree:
+        """All entries: a set that couples them holds none by itself."""
+        return jax.tree.map(lambda a: jnp.ones(a.shape, bool), y)
 
     def check(self, label: str, one: PyTree) -> None:
         """Raises unless the projection returns what it is given."""

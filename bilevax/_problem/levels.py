@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax._problem.bounds import Bound, Box, Set, as_bound, check_order
+from bilevax._problem.bounds import Bound, Box, Set, as_bound, as_set, check_order
+from bilevax._problem.reading import as_names
 from bilevax._problem.rows import Batch
 from bilevax._util import checks, trees
 
@@ -33,6 +34,13 @@ class Level(eqx.Module):
         Hessian of g.
       own: y minimises or maximises f itself: the level has no function, and needs no multiplier.
       sign: −1 if y maximises, 0 if some of its entries do, else 1.
+
+    Attributes:
+      function: g or c.
+      slots: which slots a batch touches; None if block i has slot i.
+      count: how many slots there are; None for one per block.
+      reads: the levels whose variables the function reads. It then takes a dict of them for y, with its own
+        variable under its own name.
     """
 
     kind: ClassVar[str]
@@ -43,6 +51,7 @@ class Level(eqx.Module):
     function: Callable[..., Any] = eqx.field(static=True)
     slots: Callable[[PyTree, PyTree], Array] | None = eqx.field(static=True, default=None)
     count: int | None = eqx.field(static=True, default=None)
+    reads: tuple[str, ...] = eqx.field(static=True, default=(), kw_only=True)
 
     def __check_init__(self) -> None:
         if not self.own and not callable(self.function):
@@ -63,22 +72,25 @@ class Level(eqx.Module):
         return not self.has_hessian and not self.own
 
     def value(self, x: PyTree, y: PyTree, block: PyTree, batch: Batch) -> PyTree:
-        """The level's function on one block's batch."""
+        """The level's function on one block's batch, of its own variable or of a dict with those it reads."""
         raise NotImplementedError
 
     def seen_through(self, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Level:
         """The level with its function wrapped."""
         return self if self.own else dataclasses.replace(self, function=wrap(self.function))
 
-    def term(self, x: PyTree, y: PyTree, v: PyTree, block: PyTree, batch: Batch) -> Array:
-        """The level's term of the scalar ℓ, with the multiplier v."""
+    def term(self, value: Callable[[PyTree], Any], y: PyTree, v: PyTree) -> Array:
+        """The level's term of the scalar ℓ, from its function of its own y, with the multiplier v."""
         raise NotImplementedError
 
-    def shape_of_y(self, name: str, x: PyTree, block: PyTree, rows: PyTree) -> PyTree:
-        """The shapes of one block's y if the function determines them; None if y0 must."""
+    def shape_of_y(self, name: str, x: PyTree, earlier: PyTree, block: PyTree, rows: PyTree) -> PyTree:
+        """The shapes of one block's y if the function determines them; None if y0 must.
+
+        `earlier` is a dict of what it reads.
+        """
         raise NotImplementedError
 
-    def check(self, name: str, x: PyTree, y: PyTree, block: PyTree, rows: PyTree) -> None:
+    def check(self, name: str, x: PyTree, y: PyTree, block: PyTree, rows: PyTree, earlier: PyTree) -> None:
         """Raises unless the function accepts arguments of these shapes and returns what it should."""
         raise NotImplementedError
 
@@ -110,6 +122,12 @@ class Level(eqx.Module):
         """y projected onto its set, if it has one; that many leading axes count slots."""
         return y if self.domain is None else self.domain(y, slot_axes)
 
+    def on_free(self, v: PyTree, y: PyTree) -> PyTree:
+        """A multiplier on the entries of y that are free to move: zero on those that a bound holds."""
+        if self.domain is None:
+            return v
+        return jax.tree.map(lambda a, free: jnp.where(free, a, 0), v, self.domain.free(y))
+
 
 class Argmin(Level):
     """A lower level y_i(x) = argmin_y g_i(x, y). Made by `bilevax.argmin`."""
@@ -118,6 +136,12 @@ class Argmin(Level):
     has_hessian = True
 
     around: Callable[[PyTree], PyTree] | Literal[False] | None = eqx.field(static=True, default=None)
+    within: Box | Set | None = eqx.field(static=True, default=None)
+
+    @property
+    def domain(self) -> Box | Set | None:
+        """See `Level.domain`."""
+        return self.within
 
     @property
     def centre(self) -> Callable[[PyTree], PyTree] | None:
@@ -127,25 +151,26 @@ class Argmin(Level):
     @property
     def centre_is_open(self) -> bool:
         """See `Level.centre_is_open`."""
-        return self.around is None
+        return self.around is None and self.within is None and not self.reads
 
     def value(self, x: PyTree, y: PyTree, block: PyTree, batch: Batch) -> Array:
         """g_i(x, y; ζ)."""
         return batch.average(lambda rows: self.function(x, y, block, rows))
 
-    def term(self, x: PyTree, y: PyTree, v: PyTree, block: PyTree, batch: Batch) -> Array:
+    def term(self, value: Callable[[PyTree], Any], y: PyTree, v: PyTree) -> Array:
         """−⟨v, ∇_y g⟩, as a directional derivative of g."""
-        return -jax.jvp(lambda y: self.value(x, y, block, batch), (y,), (v,))[1]
+        return -jax.jvp(value, (y,), (v,))[1]
 
-    def shape_of_y(self, name: str, x: PyTree, block: PyTree, rows: PyTree) -> PyTree:
+    def shape_of_y(self, name: str, x: PyTree, earlier: PyTree, block: PyTree, rows: PyTree) -> PyTree:
         """None: any y is possible, so y0 must be given."""
         return None
 
-    def check(self, name: str, x: PyTree, y: PyTree, block: PyTree, rows: PyTree) -> None:
+    def check(self, name: str, x: PyTree, y: PyTree, block: PyTree, rows: PyTree, earlier: PyTree) -> None:
         """Raises unless g returns one floating scalar, and `around`, if given, what y is."""
         if self.centre is not None:
             _check_centre(name, self.centre, x, y)
-        checks.scalar_output(f"lower level {name!r}", self.function, x=x, y=y, block=block, batch=rows)
+        given = earlier | {name: y} if self.reads else y
+        checks.scalar_output(f"lower level {name!r}", self.function, x=x, y=given, block=block, batch=rows)
 
 
 class Mean(Level):
@@ -161,18 +186,21 @@ class Mean(Level):
         check_order(self.lower, self.upper)
 
     def value(self, x: PyTree, y: PyTree, block: PyTree, batch: Batch) -> PyTree:
-        """c_i(x; ζ), whatever y is."""
-        return batch.average(lambda rows: self.function(x, block, rows))
+        """c_i(x; ζ), or c_i(x, y; ζ) with what it reads."""
+        earlier = (y,) if self.reads else ()
+        return batch.average(lambda rows: self.function(x, *earlier, block, rows))
 
-    def term(self, x: PyTree, y: PyTree, v: PyTree, block: PyTree, batch: Batch) -> Array:
+    def term(self, value: Callable[[PyTree], Any], y: PyTree, v: PyTree) -> Array:
         """⟨v, c⟩."""
-        return trees.inner(v, self.value(x, y, block, batch))
+        return trees.inner(v, value(y))
 
-    def shape_of_y(self, name: str, x: PyTree, block: PyTree, rows: PyTree) -> PyTree:
+    def shape_of_y(self, name: str, x: PyTree, earlier: PyTree, block: PyTree, rows: PyTree) -> PyTree:
         """The shapes of c."""
-        return checks.floating_output(f"lower level {name!r}", self.function, x=x, block=block, batch=rows)
+        given = {"y": earlier} if self.reads else {}
+        label = f"lower level {name!r}"
+        return checks.floating_output(label, self.function, x=x, **given, block=block, batch=rows)
 
-    def check(self, name: str, x: PyTree, y: PyTree, block: PyTree, rows: PyTree) -> None:
+    def check(self, name: str, x: PyTree, y: PyTree, block: PyTree, rows: PyTree, earlier: PyTree) -> None:
         """Raises unless the bounds fit y; `shape_of_y` has called c."""
         for label, bound in (("lower", self.lower), ("upper", self.upper)):
             if bound is not None:
@@ -228,6 +256,8 @@ def argmin(
     slots: Callable[[PyTree, PyTree], Array] | None = None,
     count: int | None = None,
     around: Callable[[PyTree], PyTree] | Literal[False] | None = None,
+    project: Any = None,
+    reads: str | tuple[str, ...] = (),
 ) -> Argmin:
     r"""A lower level defined by a minimisation, :math:`y_i(x) = \arg\min_y g_i(x, y)`.
 
@@ -242,6 +272,12 @@ def argmin(
         once. f, g, y0, `result.y`, `state.y` and the diagnostics still speak of y itself. Left out,
         `minimize` measures whether solutions move along with a part of x of that shape, and then stores
         offsets from it; False stores y itself.
+      project: where y must stay, as in `minimum`: bounds (lower, upper), or a function that projects one
+        block's y onto a convex set. y0 must lie in the set. The hyper-gradient is that of the problem in
+        which what a bound holds is fixed: v is zero there. All methods but `RSVRB` take bounds; sets that
+        are given by a projection are for `F2SA`, `F3SA` and the diagnostics. Not together with `around`.
+      reads: the names of levels before this one whose variables g reads, :math:`g_i(x, \{y_1\}, y)`. The y
+        of g is then a dict: theirs, and its own under its own name.
 
     Returns:
       The level, for `Problem(lower=…)`.
@@ -252,19 +288,30 @@ def argmin(
       ...     lambda x, y, block, batch: jnp.mean((batch @ y) ** 2) + jnp.sum((y - x) ** 2),
       ...     around=lambda x: x,
       ... )
+      >>> level = bx.argmin(  # weights that are not negative
+      ...     lambda x, y, block, batch: jnp.mean((batch @ y - 1) ** 2) + x * jnp.sum(y**2),
+      ...     project=(0.0, None),
+      ... )
     """
     if not (around is None or around is False or callable(around)):
         raise TypeError(f"around must be a function of x, False or None, got {type(around).__name__}")
-    return Argmin(function, slots, count, around)
+    within = as_set("project", project)
+    if around and within is not None:
+        raise ValueError(
+            "around and project do not go together: what is stored are offsets, and the set is one of y "
+            "itself, got both"
+        )
+    return Argmin(function, slots, count, around, within, reads=as_names(reads))
 
 
 def mean(
-    function: Callable[[PyTree, PyTree, PyTree], PyTree],
+    function: Callable[..., PyTree],
     *,
     slots: Callable[[PyTree, PyTree], Array] | None = None,
     count: int | None = None,
     lower: PyTree = None,
     upper: PyTree = None,
+    reads: str | tuple[str, ...] = (),
 ) -> Mean:
     r"""A lower level that is a plain expectation, :math:`y_i(x) = \mathbb{E}[c_i(x; \zeta)]`.
 
@@ -278,6 +325,8 @@ def mean(
       lower: the least value of the tracked mean, a number or a tree of arrays like y, if f needs one: the
         mean is projected onto it after each refresh. A log needs a positive one, as f must be finite there.
       upper: the largest value, likewise.
+      reads: the names of levels before this one whose variables c reads. It is then called as
+        c(x, y, block, batch), with a dict of them for y.
 
     The corrected methods (`MSVR`, `BSVRBv1`, `BSVRBv2`, `BlockPAGE`) add a multiple of the change of c, which
     may take the tracked mean out of the range of c. Without bounds, the mean of a c that cannot change its
@@ -291,4 +340,5 @@ def mean(
       >>> import bilevax as bx, jax.numpy as jnp
       >>> level = bx.mean(lambda x, block, batch: jnp.mean(jnp.tanh(batch @ x) ** 2), lower=1e-6, upper=1.0)
     """
-    return Mean(function, slots, count, as_bound("lower", lower), as_bound("upper", upper))
+    bounds = as_bound("lower", lower), as_bound("upper", upper)
+    return Mean(function, slots, count, *bounds, reads=as_names(reads))

@@ -35,15 +35,15 @@ class Own(Level):
         """There is none: y optimises f."""
         raise TypeError(f"a {self.kind} level has no function of its own")
 
-    def term(self, x: PyTree, y: PyTree, v: PyTree, block: PyTree, batch: Batch) -> Any:
+    def term(self, value: Callable[[PyTree], Any], y: PyTree, v: PyTree) -> Any:
         """Nothing: at the optimum ∇_y f = 0, so that a change of y does not change f."""
         return 0.0
 
-    def shape_of_y(self, name: str, x: PyTree, block: PyTree, rows: PyTree) -> PyTree:
+    def shape_of_y(self, name: str, x: PyTree, earlier: PyTree, block: PyTree, rows: PyTree) -> PyTree:
         """None: any y is possible, so y0 must be given."""
         return None
 
-    def check(self, name: str, x: PyTree, y: PyTree, block: PyTree, rows: PyTree) -> None:
+    def check(self, name: str, x: PyTree, y: PyTree, block: PyTree, rows: PyTree, earlier: PyTree) -> None:
         """There is no function to check."""
 
     def signed(self, slope: PyTree) -> PyTree:

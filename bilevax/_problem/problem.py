@@ -13,7 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from bilevax._problem.bounds import Box, Set
 from bilevax._problem.levels import Argmin, Level
+from bilevax._problem.reading import check_reads, in_order
 from bilevax._problem.rows import Batch, Rows
 from bilevax._problem.stream import Stream
 from bilevax._util import checks
@@ -52,7 +54,7 @@ class Problem(eqx.Module):
     Args:
       upper: f(x, y, block, batch), a scalar. With named lower levels, y is a dict.
       lower: g(x, y, block, batch) for `argmin`; a level made by `argmin`, `saddle`, `mean`, `minimum` or
-        `maximum`; or a dict of them.
+        `maximum`; or a dict of them. One may read the variables of those before it (`reads=…`).
       blocks: per-block constants, a pytree with leading axis m; or m itself, and then `block` is the
         block's index.
       upper_data: `Shared`, `PerBlock` or another `Rows`; None if f needs no rows; or the name of a lower
@@ -112,6 +114,7 @@ class Problem(eqx.Module):
         self.levels = {name: _as_level(name, one) for name, one in _by_name(lower).items()}
         if not self.levels:
             raise ValueError("lower must name at least one level, got an empty dict")
+        check_reads(self.levels, self.named)
         if isinstance(blocks, (int, np.integer)) and not isinstance(blocks, bool):
             self.count = checks.whole_number("blocks", blocks, 1)
             self.blocks = jnp.arange(self.count)
@@ -156,6 +159,15 @@ class Problem(eqx.Module):
     def slots_of(self, name: str) -> int:
         """How many slots a lower level has."""
         return self.levels[name].count or self.count
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The levels, each after those that it reads."""
+        return in_order(self.levels)
+
+    def read_by(self, name: str, y: dict[str, PyTree]) -> dict[str, PyTree]:
+        """The variables of other levels that a level reads, from those of all."""
+        return {other: y[other] for other in self.levels[name].reads}
 
     def view(self, by_level: dict[str, PyTree]) -> PyTree:
         """A per-level dict as the user sees it: plain when the lower level has no name."""
@@ -206,7 +218,7 @@ class Problem(eqx.Module):
         return tuple((name, level.centre) for name, level in self.levels.items() if level.centre is not None)
 
     @property
-    def domains(self) -> tuple[tuple[str, Callable[..., PyTree]], ...]:
+    def domains(self) -> tuple[tuple[str, Box | Set], ...]:
         """The levels whose variables descend within a set, each with its projection."""
         return tuple((name, level.domain) for name, level in self.levels.items() if level.domain is not None)
 

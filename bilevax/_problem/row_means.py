@@ -143,7 +143,13 @@ def _functions(problem: Problem, x: PyTree, y: dict[str, PyTree]) -> Iterator[Ch
             continue
         block, rows = found
         constants = _entry(problem.blocks, block)
-        if level.has_hessian:
+        if level.reads:
+            whole = None if own_slots else _starting_y(problem, x, y, block)
+            if whole is None:
+                continue
+            start = problem.read_by(name, whole) | ({} if level.is_value else {name: whole[name]})
+            value = functools.partial(_of_lower, level.function, constants)
+        elif level.has_hessian:
             start = _entry(y[name], block)
             value = functools.partial(_of_lower, level.function, constants)
         else:
@@ -163,7 +169,8 @@ def _starting_y(problem: Problem, x: PyTree, y: dict[str, PyTree], block: int) -
     """One block's y; a mean without a start is computed from a few rows. None if that is not possible."""
     sources = {name: problem.lower_data[place] for name, place in problem.source_of}
     start = {}
-    for name, level in problem.levels.items():
+    for name in problem.order:
+        level = problem.levels[name]
         if y[name] is not None:
             start[name] = _entry(y[name], block)
             continue
@@ -172,7 +179,8 @@ def _starting_y(problem: Problem, x: PyTree, y: dict[str, PyTree], block: int) -
         if not level.is_value or (found is None and sources[name] is not None):
             return None
         try:
-            start[name] = jax.jit(level.function)(x, _entry(problem.blocks, block), rows)
+            read = (problem.read_by(name, start),) if level.reads else ()
+            start[name] = jax.jit(level.function)(x, *read, _entry(problem.blocks, block), rows)
         except Exception:  # a user's function may fail in any way; the start of the run will say so
             return None
     return start

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from bilevax._problem.levels import Argmin
+from bilevax._problem.reading import as_names
 
 PyTree = Any
 
@@ -25,7 +26,7 @@ class Saddle(Argmin):
         p, q = slope
         return p, jax.tree.map(jnp.negative, q)
 
-    def check(self, name: str, x: PyTree, y: PyTree, block: PyTree, rows: PyTree) -> None:
+    def check(self, name: str, x: PyTree, y: PyTree, block: PyTree, rows: PyTree, earlier: PyTree) -> None:
         """Raises unless y is a pair, and g returns one floating scalar."""
         if not (isinstance(y, tuple) and len(y) == 2 and all(jax.tree.leaves(part) for part in y)):
             got = f"a tuple of {len(y)}" if isinstance(y, tuple) else type(y).__name__
@@ -33,14 +34,15 @@ class Saddle(Argmin):
                 f"y0 of the saddle level {name!r} must be a pair (p, q), of what minimises g and what "
                 f"maximises it, got {got}"
             )
-        super().check(name, x, y, block, rows)
+        super().check(name, x, y, block, rows, earlier)
 
 
 def saddle(
-    function: Callable[[PyTree, tuple[PyTree, PyTree], PyTree, PyTree], Array],
+    function: Callable[[PyTree, Any, PyTree, PyTree], Array],
     *,
     slots: Callable[[PyTree, PyTree], Array] | None = None,
     count: int | None = None,
+    reads: str | tuple[str, ...] = (),
 ) -> Saddle:
     r"""A lower level defined by a min-max problem, :math:`\min_p \max_q g_i(x, (p, q))`.
 
@@ -51,6 +53,7 @@ def saddle(
       function: g(x, y, block, batch), a scalar, of the pair y = (p, q): the mean over the rows of the batch.
       slots: as in `argmin`.
       count: the number of slots, given together with `slots`.
+      reads: as in `argmin`; the y of g is then a dict.
 
     Returns:
       The level, for `Problem(lower=…)`. Its y0 is a pair, too.
@@ -66,4 +69,4 @@ def saddle(
       ...     blocks=jnp.ones((4, 2)),
       ... )
     """
-    return Saddle(function, slots, count, False)
+    return Saddle(function, slots, count, False, reads=as_names(reads))

@@ -42,28 +42,36 @@ class BlockView:
         y = {name: self._position(name, one) for name, one in y.items()}
         return self.problem.upper_value(self.x, y, self.constants, self.upper)
 
-    def g(self, name: str, y: PyTree) -> Array:
-        """g_i(x, y; ζ) of an argmin level, for its own variable."""
-        y = self._position(name, y)
-        return self.problem.levels[name].value(self.x, y, self.constants, self.lower[name])
+    def g(self, name: str, y: PyTree, others: dict[str, PyTree] | None = None) -> Array:
+        """g_i(x, y; ζ) of an argmin level, for its own variable; `others` has those that it reads."""
+        return self._value(name, y, others)
 
     def optimised(self, name: str, y: dict[str, PyTree]) -> Array:
         """What the variable of a level optimises, g or f, for the variables of all levels."""
-        return self.f(y) if self.problem.levels[name].own else self.g(name, y[name])
+        return self.f(y) if self.problem.levels[name].own else self.g(name, y[name], y)
 
-    def c(self, name: str) -> PyTree:
-        """c_i(x; ζ) of a mean level."""
-        return self.problem.levels[name].value(self.x, None, self.constants, self.lower[name])
+    def c(self, name: str, others: dict[str, PyTree] | None = None) -> PyTree:
+        """c_i(x; ζ) of a mean level; `others` has the variables of levels that it reads."""
+        return self._value(name, None, others)
 
-    def term(self, name: str, y: PyTree, v: PyTree) -> Array:
-        """A level's term of the scalar ℓ, for its own variable and multiplier."""
-        y = self._position(name, y)
-        return self.problem.levels[name].term(self.x, y, v, self.constants, self.lower[name])
+    def term(self, name: str, y: PyTree, v: PyTree, others: dict[str, PyTree] | None = None) -> Array:
+        """A level's term of the scalar ℓ, for its own variable and multiplier; `others` as in `g`."""
+        return self.problem.levels[name].term(lambda y: self._value(name, y, others), y, v)
 
     def at(self, x: PyTree) -> BlockView:
         """The same block and batch at another x."""
         seen = self.problem.see(x, self.constants, self.lower)
         return dataclasses.replace(self, x=seen, centres=self.problem.centres(x))
+
+    def _value(self, name: str, y: PyTree, others: dict[str, PyTree] | None) -> Any:
+        """A level's function, for its own variable and those that it reads."""
+        level = self.problem.levels[name]
+        given = None if level.is_value else self._position(name, y)
+        if level.reads:
+            read = self.problem.read_by(name, {} if others is None else others)
+            read = {other: self._position(other, one) for other, one in read.items()}
+            given = read if level.is_value else read | {name: given}
+        return level.value(self.x, given, self.constants, self.lower[name])
 
     def _position(self, name: str, y: PyTree) -> PyTree:
         """y itself, from what is stored of it."""

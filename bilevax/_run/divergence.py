@@ -164,7 +164,7 @@ def _outside_domain(problem: Problem, state: State) -> str:
     stored = dataclasses.replace(state, centres=()).y
     y = gather(problem.split("y", stored), sample.blocks)
     y |= {name: _before_refresh(state, name, sample.blocks) for name in means}
-    seen = {n: each_block(problem, x, sample, lambda view, n=n: view.c(n)) for n in means}
+    seen = {n: each_block(problem, x, sample, lambda view, y, n=n: view.c(n, y), y) for n in means}
 
     def is_finite(y: dict[str, PyTree]) -> np.ndarray:
         return np.isfinite(np.asarray(each_block(problem, x, sample, lambda view, y: view.f(y), y)))

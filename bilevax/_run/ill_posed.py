@@ -31,19 +31,20 @@ def curvature_fault(problem: Problem, x: PyTree, y: PyTree) -> str:
         return ""
     sampler = all_rows(problem)
     sample = sampler.visit(problem, blocks, sampler.random, None)
-    for name, rows in gather(problem.split("y", y), blocks).items():
-        entries = sum(leaf[0].size for leaf in jax.tree.leaves(rows))
+    rows = gather(problem.split("y", y), blocks)
+    for name in rows:
+        entries = sum(leaf[0].size for leaf in jax.tree.leaves(rows[name]))
         if not problem.levels[name].has_hessian or entries > _WIDEST:
             continue
 
-        def hessian(view: BlockView, y: PyTree, name: str = name) -> Array:
-            flat, unravel = ravel_pytree(y)
-            found = jax.hessian(lambda flat: view.g(name, unravel(flat)))(flat)
+        def hessian(view: BlockView, y: dict[str, PyTree], name: str = name) -> Array:
+            flat, unravel = ravel_pytree(y[name])
+            found = jax.hessian(lambda flat: view.g(name, unravel(flat), y))(flat)
             level = view.problem.levels[name]
             if level.sign == 1:
                 return found
             # Of a saddle point, what minimises must be convex and what maximises concave, each by itself.
-            signs = ravel_pytree(level.signed(jax.tree.map(jnp.ones_like, y)))[0]
+            signs = ravel_pytree(level.signed(jax.tree.map(jnp.ones_like, y[name])))[0]
             return jnp.where(signs[:, None] == signs, signs * found, 0)
 
         found = np.asarray(each_block(problem, x, sample, hessian, rows), np.float64)

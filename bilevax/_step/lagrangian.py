@@ -2,7 +2,8 @@ r"""One scalar per block, and the three gradients a step needs.
 
 .. math:: \ell_i(x, y, v; \xi, \zeta) = f_i(x, y; \xi) - \langle v, \nabla_y g_i(x, y; \zeta) \rangle
 
-with + ⟨v, c_i(x; ζ)⟩ in place of the bracket for a mean level. Then
+with + ⟨v, c_i(x; ζ)⟩ in place of the bracket for a mean level. Then, where ∇_y f stands for the derivative of
+all that follows y in ℓ (f, and the terms of levels that read y),
 
 - ∂ℓ/∂x is the block's hyper-gradient term, if v ≈ [∇²_yy g]⁻¹ ∇_y f;
 - −∂ℓ/∂y = ∇²_yy g · v − ∇_y f is the gradient of the quadratic whose minimiser is that v;
@@ -25,7 +26,7 @@ from jax.flatten_util import ravel_pytree
 from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import Sample
 from bilevax._problem.view import BlockView, each_block
-from bilevax._util.trees import PyTree, combine
+from bilevax._util.trees import PyTree, combine, result_dtype
 
 Scalar = Callable[[BlockView, dict[str, PyTree], dict[str, PyTree]], tuple[Array, Array]]
 
@@ -52,7 +53,21 @@ class Gradients(eqx.Module):
 def lagrangian(view: BlockView, y: dict[str, PyTree], v: dict[str, PyTree]) -> tuple[Array, Array]:
     """ℓ of one block, and its f."""
     f = view.f(y)
-    return sum((view.term(name, y[name], v[name]) for name in v), f), f
+    return sum((view.term(name, y[name], v[name], y) for name in v), f), f
+
+
+def with_terms(
+    view: BlockView, name: str, y: dict[str, PyTree], by_y: PyTree, v: dict[str, PyTree]
+) -> PyTree:
+    """∂/∂y of all that follows the variable of a level: of f, and of the terms of the levels that read it."""
+    if not v:
+        return by_y
+
+    def terms(own: PyTree) -> Array:
+        there = y | {name: own}
+        return sum((view.term(n, y[n], one, there) for n, one in v.items()), jnp.zeros((), result_dtype(own)))
+
+    return combine((1, by_y), (1, jax.grad(terms)(y[name])))
 
 
 def gradients(
@@ -95,11 +110,20 @@ def gradients(
     return Gradients(by_x, by_y, by_v, f)
 
 
-def upper_gradients(problem: Problem, point: Point, sample: Sample) -> dict[str, PyTree]:
-    """∇_y f_i per sampled block."""
+def upper_gradients(
+    problem: Problem, point: Point, sample: Sample, v: dict[str, PyTree] | None = None
+) -> dict[str, PyTree]:
+    """∇_y f_i per sampled block; with the multipliers of some levels, the gradient of f_i and their terms.
+
+    For a y that only these levels read, that is the gradient of all that follows it.
+    """
+    known = {} if v is None else v
+
+    def one(view: BlockView, y: dict[str, PyTree], v: dict[str, PyTree]) -> Array:
+        return sum((view.term(name, y[name], v[name], y) for name in v), view.f(y))
 
     def total(y: dict[str, PyTree]) -> Array:
-        return jnp.sum(each_block(problem, point.x, sample, lambda view, y: view.f(y), y))
+        return jnp.sum(each_block(problem, point.x, sample, one, y, known))
 
     return jax.grad(total)(point.y)
 
@@ -107,17 +131,17 @@ def upper_gradients(problem: Problem, point: Point, sample: Sample) -> dict[str,
 def hessians(problem: Problem, name: str, point: Point, sample: Sample) -> Array:
     """∇²_yy g_i of one argmin level, per sampled block, as matrices over the flattened y."""
 
-    def one(view: BlockView, y: PyTree) -> Array:
+    def one(view: BlockView, y: PyTree, others: dict[str, PyTree]) -> Array:
         flat, unflatten = ravel_pytree(y)
-        return jax.jacfwd(jax.grad(lambda flat: view.g(name, unflatten(flat))))(flat)
+        return jax.jacfwd(jax.grad(lambda flat: view.g(name, unflatten(flat), others)))(flat)
 
-    return each_block(problem, point.x, sample, one, point.y[name])
+    return each_block(problem, point.x, sample, one, point.y[name], problem.read_by(name, point.y))
 
 
 def lower_slopes(problem: Problem, name: str, point: Point, sample: Sample) -> PyTree:
     """∇_y g_i of one argmin level, per sampled block."""
 
-    def one(view: BlockView, y: PyTree) -> PyTree:
-        return jax.grad(lambda y: view.g(name, y))(y)
+    def one(view: BlockView, y: PyTree, others: dict[str, PyTree]) -> PyTree:
+        return jax.grad(lambda y: view.g(name, y, others))(y)
 
-    return each_block(problem, point.x, sample, one, point.y[name])
+    return each_block(problem, point.x, sample, one, point.y[name], problem.read_by(name, point.y))

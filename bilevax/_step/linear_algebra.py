@@ -86,6 +86,14 @@ def solve_one(matrix: Float[Array, "d d"], right: Float[Array, "d k"]) -> Float[
     return jax.lax.linalg.triangular_solve(factor, half, left_side=True, lower=True, transpose_a=True)
 
 
+def free_part(
+    matrices: Float[Array, "slots d d"], free: Float[Array, "slots d"]
+) -> Float[Array, "slots d d"]:
+    """Matrices in the free entries alone: those of the identity in the others, which `free` has zeros for."""
+    both = free[..., :, None] * free[..., None, :]
+    return both * matrices + (1 - free)[..., :, None] * jnp.eye(matrices.shape[-1], dtype=matrices.dtype)
+
+
 def solve_indefinite(
     matrices: Float[Array, "slots d d"], right: Float[Array, "slots d k"]
 ) -> Float[Array, "slots d k"]:

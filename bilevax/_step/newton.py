@@ -16,6 +16,9 @@ If g is far from quadratic, as an exponential is, a Newton step may end far beyo
 looked at once more, at the end of the step and on the same batch: where g rises there more steeply than it
 fell at the beginning, the step is shortened to where the line through both slopes is zero. (On a quadratic g
 that never happens.)
+
+Within bounds, y moves to the minimum of c ⟨∇_y g, d⟩ + ½ ⟨d, H d⟩ over the steps d that stay in them, which
+is −c H⁻¹ ∇_y g where no bound is met (`_step_within`). v lives on the entries that no bound holds.
 """
 
 from __future__ import annotations
@@ -27,11 +30,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from bilevax._problem.bounds import Box
 from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import Sample
 from bilevax._step.lagrangian import Point, hessians, lower_slopes
 from bilevax._step.linear_algebra import (
     flatten_slots,
+    free_part,
     raise_eigenvalues,
     solve,
     solve_indefinite,
@@ -46,6 +51,7 @@ from bilevax._util.trees import PyTree
 _LEAST = 1e-3  # the least eigenvalue of H, scaled to a diagonal of ones
 _SHORTEST = 1e-3  # of a Newton step
 _NOTHING = 1e-20  # of the largest diagonal entry: less is no curvature at all
+_GUESSES = 12  # of which bounds a step meets
 
 
 class NewtonSteps(TrackedSolve):
@@ -79,7 +85,10 @@ class NewtonSteps(TrackedSolve):
         scales = _scales(hessian)
         right = jnp.stack([flatten_slots(slope) for slope in slopes], -1) / scales[..., None]
         inverse = solve if signs is None else solve_indefinite
-        steps = weight * inverse(_scaled(hessian, 1 / scales), right) / scales[..., None]
+        curved = _scaled(hessian, 1 / scales)
+        if visit.confined:
+            return self._within(visit, look, hessian, (scales, curved, weight * right)), repaired
+        steps = weight * inverse(curved, right) / scales[..., None]
         y, v = (
             unflatten_slots(flatten_slots(value) - steps[..., place], value)
             for place, value in enumerate(values)
@@ -90,6 +99,52 @@ class NewtonSteps(TrackedSolve):
             share = _share(flatten_slots(slopes[0]), flatten_slots(there), steps[..., 0])
             y = unflatten_slots(flatten_slots(values[0]) - share * steps[..., 0], values[0])
         return Memory(y=Moving(y, slopes[0], None), v=Moving(v, slopes[1], None), hessian=hessian), repaired
+
+    def _within(self, visit: Visit, look: Look, hessian: Array, system: tuple[Array, Array, Array]) -> Memory:
+        """The memory after a step within bounds, from H and the slopes in units of which H has ones."""
+        (point,), (v,), (seen,) = look.points, look.v, look.gradients
+        assert visit.level is not None
+        assert isinstance(visit.level.domain, Box)
+        scales, curved, right = system
+        y, domain = point.y[visit.name], visit.level.domain
+        slopes = self.lower_gradient(seen, visit), visit.on_free(self.solve_gradient(seen, visit), y)
+        flat, (low, high) = flatten_slots(y), map(flatten_slots, domain.ends(y))
+        met, step = _step_within((low - flat) * scales, (high - flat) * scales, curved, right[..., 0])
+        # Rounding must not leave an entry beside the bound that it has met.
+        there = jnp.where(met < 0, low, jnp.where(met > 0, high, jnp.clip(flat + step / scales, low, high)))
+        end = Point(point.x, {**point.y, visit.name: unflatten_slots(there, y)})
+        there_slopes = lower_slopes(look.problem, visit.name, end, look.sample)
+        share = _share(flatten_slots(slopes[0]), flatten_slots(there_slopes), flat - there)
+        there = unflatten_slots(jnp.where(share == 1, there, flat - share * (flat - there)), y)
+        free = flatten_slots(visit.on_free(jax.tree.map(jnp.ones_like, y), y))
+        of_v = solve(free_part(curved, free), free[..., None] * right[..., 1:])[..., 0] / scales
+        v = unflatten_slots(flatten_slots(v[visit.name]) - of_v, v[visit.name])
+        return Memory(
+            y=Moving(there, slopes[0], None),
+            v=Moving(visit.on_free(v, there), slopes[1], None),
+            hessian=hessian,
+        )
+
+
+def _step_within(low: Array, high: Array, curved: Array, right: Array) -> tuple[Array, Array]:
+    """The d between two bounds that minimises ⟨right, d⟩ + ½ ⟨d, curved d⟩, and which bounds it meets.
+
+    A guess of which entries end on a bound gives d on the others, and that the next guess: an entry is on a
+    bound if d and the slope there push it over that bound. Few guesses are enough unless they go in circles;
+    then d is cut off at the bounds.
+    """
+
+    def guess(_: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        _, d = carry
+        pushed = d - right - (curved @ d[..., None])[..., 0]
+        met = jnp.where(pushed <= low, -1, jnp.where(pushed >= high, 1, 0)).astype(jnp.int32)
+        fixed = jnp.where(met < 0, low, jnp.where(met > 0, high, 0))
+        free = (met == 0).astype(d.dtype)
+        moved = -free * (right + (curved @ fixed[..., None])[..., 0])
+        return met, fixed + solve(free_part(curved, free), moved[..., None])[..., 0]
+
+    first = jnp.zeros(right.shape, jnp.int32), jnp.zeros_like(right)
+    return jax.lax.fori_loop(0, _GUESSES, guess, first)
 
 
 def _share(here: Array, there: Array, step: Array) -> Array:

@@ -126,9 +126,7 @@ def estimate_smoothness(
       unknown: the mean levels whose y is not known yet: their value on the sample is taken.
     """
     sample = _probe(problem, sampler)
-    rows = {level: gather(y[level], sample.slots[level]) for level in y}
-    if problem.levels[name].own:
-        rows |= {n: each_block(problem, x, sample, lambda view, n=n: view.c(n)) for n in unknown}
+    rows = _rows(problem, name, x, y, sample, unknown)
     streams = _streams(_fixed(), sample, sampler)
     axes = sample.slots[name].ndim
     begin = jax.tree.map(lambda a: jnp.ones(a.shape[axes:], result_dtype(y[name])), rows[name])
@@ -138,7 +136,7 @@ def estimate_smoothness(
 
     def settle(diagonal: PyTree) -> PyTree:
         found = _where_curved(diagonal, begin) if problem.levels[name].own else diagonal
-        return jax.tree.map(lambda d: 1 / d, found)
+        return jax.tree.map(lambda d: 1 / d, _common_unit(problem, name, found))
 
     look = (problem, name, x, rows, sample, sampler, streams)
     scales, largest = _curvature(*look, begin, settle, _ROUNDS, _PROBES, _PASSES)
@@ -188,6 +186,7 @@ def renew_smoothness(
         diagonal = jax.tree.map(
             lambda old, new: old + jnp.where(new > old, _RISE, _FALL) * (new - old), before, found
         )
+        diagonal = _common_unit(problem, name, diagonal)
         return jax.tree.map(lambda d, like: (1 / d).astype(like.dtype), diagonal, known.scales)
 
     scales, largest = _curvature(*look, before, settle, 1, _RENEWAL_PROBES, _RENEWAL_PASSES)
@@ -424,6 +423,19 @@ def _where_curved(diagonal: PyTree, otherwise: PyTree) -> PyTree:
     )
 
 
+def _common_unit(problem: Problem, name: str, diagonal: PyTree) -> PyTree:
+    """D, with one entry for all if y is projected onto a set that is no box.
+
+    Steps with a scale for every entry would end elsewhere on its boundary: where P times the slope, and not
+    the slope itself, is normal to the set.
+    """
+    domain = problem.levels[name].domain
+    if domain is None or domain.entrywise:
+        return diagonal
+    most = jnp.max(jnp.stack([jnp.max(leaf) for leaf in jax.tree.leaves(diagonal)]))
+    return jax.tree.map(lambda d: jnp.full_like(d, most), diagonal)
+
+
 def _change_of_slope(
     problem: Problem,
     name: str,
@@ -471,7 +483,13 @@ def _drawn(stream: Stream, like: PyTree, size: Callable[[Array], Array]) -> PyTr
 
 
 def estimate_floor(
-    problem: Problem, name: str, x: PyTree, y: dict[str, PyTree], sampler: Sampler, smoothness: Array
+    problem: Problem,
+    name: str,
+    x: PyTree,
+    y: dict[str, PyTree],
+    sampler: Sampler,
+    smoothness: Array,
+    unknown: frozenset[str] = frozenset(),
 ) -> Array:
     """A floor λ for the tracked Hessians of a level: half the least curvature that a batch shows.
 
@@ -479,10 +497,30 @@ def estimate_floor(
     that. If some direction has no curvature at all, the floor is a thousandth of L_g.
     """
     sample = _probe(problem, sampler)
-    point = Point(x, {level: gather(y[level], sample.slots[level]) for level in y})
+    point = Point(x, _rows(problem, name, x, y, sample, unknown))
     eigenvalues = jax.vmap(one_by_one(lambda matrix: jnp.linalg.eigvalsh(matrix)))
     least = -sampler.largest(-jnp.min(eigenvalues(hessians(problem, name, point, sample))))
     return jnp.where(least > 1e-6 * smoothness, least / 2, 1e-3 * smoothness)
+
+
+def _rows(
+    problem: Problem,
+    name: str,
+    x: PyTree,
+    y: dict[str, PyTree],
+    sample: Sample,
+    unknown: frozenset[str],
+) -> dict[str, PyTree]:
+    """The variables of a sample's slots; means that are not known yet, where the level needs them."""
+    rows = {level: gather(y[level], sample.slots[level]) for level in y}
+    if problem.levels[name].own or problem.levels[name].reads:
+        for mean in (level for level in problem.order if level in unknown):
+
+            def c(view: BlockView, others: dict[str, PyTree], mean: str = mean) -> PyTree:
+                return view.c(mean, others)
+
+            rows[mean] = each_block(problem, x, sample, c, problem.read_by(mean, rows))
+    return rows
 
 
 def _probe(problem: Problem, sampler: Sampler) -> Sample:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from bilevax._problem.bounds import Box, Set
 from bilevax._problem.problem import moved
 from bilevax._problem.sampling import Sampler
 from bilevax._step.averaging import average_of
@@ -88,7 +89,7 @@ class State(eqx.Module):
     named: bool = eqx.field(static=True)
     multipliers: tuple[str, ...] = eqx.field(static=True, default=())
     centres: tuple[tuple[str, Callable[[PyTree], PyTree]], ...] = eqx.field(static=True, default=())
-    domains: tuple[tuple[str, Callable[..., PyTree]], ...] = eqx.field(static=True, default=())
+    domains: tuple[tuple[str, Box | Set], ...] = eqx.field(static=True, default=())
     store: PyTree = None
     restraint: Restraint | None = None
 
@@ -144,9 +145,14 @@ class State(eqx.Module):
     def v(self) -> PyTree:
         """The tracked [∇²_yy g]⁻¹ ∇_y f, caught up; None for levels that do not track it.
 
-        Its projection onto the ball of `radius` is applied when a slot is next visited.
+        It is zero where bounds hold y. Its projection onto the ball of `radius` is applied when a slot is
+        next visited.
         """
         tracked = {n: _current_v(self.levels[n], self.clocks[n]) for n in self.multipliers}
+        for name, domain in self.domains:
+            if name in tracked:
+                free = domain.free(domain(_current_y(self.levels[name], self.clocks[name])))
+                tracked[name] = jax.tree.map(lambda v, free: jnp.where(free, v, 0), tracked[name], free)
         return self._view({name: tracked.get(name) for name in self.levels})
 
     def _view(self, by_level: dict[str, PyTree]) -> PyTree:

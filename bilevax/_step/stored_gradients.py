@@ -128,10 +128,12 @@ def lower_slopes(
 
         return jax.grad(term, argnums=(0, 1, 2) if by_x else (0, 1))(y, v, point.x)
 
-    ours = [{name: tree[name] for name in names} for tree in (point.y, v)]
-    by_y, by_v, *by_x_too = each_block(problem, point.x, sample, one, *ours)
-    # The term of a level without a Hessian, ⟨v, c(x)⟩, does not contain y.
-    by_y = {name: one for name, one in by_y.items() if problem.levels[name].has_hessian}
+    ours = {name: v[name] for name in names}
+    by_y, by_v, *by_x_too = each_block(problem, point.x, sample, one, _seen_by(problem, names, point), ours)
+    # The term of a level without a Hessian, ⟨v, c(x)⟩, does not contain its own y.
+    kept = {name for name in names if problem.levels[name].has_hessian}
+    kept |= {other for name in names for other in problem.levels[name].reads}
+    by_y = {name: one for name, one in by_y.items() if name in kept}
     return Slopes(by_x_too[0] if by_x else None, by_y, by_v)
 
 
@@ -142,13 +144,23 @@ def upper_sees_x(problem: Problem, point: Point, sample: Sample) -> bool:
 
 def lower_sees_x(problem: Problem, names: list[str], point: Point, sample: Sample) -> bool:
     """Whether some of the lower levels read x."""
-    y = {name: point.y[name] for name in names}
-    return _reads(lambda x: each_block(problem, x, sample, lambda view, y: _terms(view, y, y), y), point.x)
+
+    def one(view: BlockView, y: dict[str, PyTree]) -> Array:
+        return _terms(view, y, {name: y[name] for name in names})
+
+    y = _seen_by(problem, names, point)
+    return _reads(lambda x: each_block(problem, x, sample, one, y), point.x)
+
+
+def _seen_by(problem: Problem, names: list[str], point: Point) -> dict[str, PyTree]:
+    """The variables that the terms of some levels contain."""
+    others = [other for name in names for other in problem.levels[name].reads]
+    return {name: point.y[name] for name in dict.fromkeys([*names, *others])}
 
 
 def _terms(view: BlockView, y: dict[str, PyTree], v: dict[str, PyTree]) -> Array:
     """The terms of some levels in ℓ."""
-    terms = [view.term(name, y[name], v[name]) for name in v]
+    terms = [view.term(name, y[name], v[name], y) for name in v]
     return sum(terms[1:], terms[0])
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,14 @@ from bilevax._problem.view import each_block
 from bilevax._step.clocks import Clock, CompensatedSum
 from bilevax._step.estimators import moving_average, msvr
 from bilevax._step.lagrangian import Gradients, Point, hessians
-from bilevax._step.linear_algebra import flatten_slots, raise_eigenvalues, run_if, solve, unflatten_slots
+from bilevax._step.linear_algebra import (
+    flatten_slots,
+    free_part,
+    raise_eigenvalues,
+    run_if,
+    solve,
+    unflatten_slots,
+)
 from bilevax._step.oracles import Oracles
 from bilevax._step.slots import NEVER, Memory, Moving, project_ball
 from bilevax._step.smoothness import scaled
@@ -53,8 +60,9 @@ class Tracker:
 
     Class attributes:
       needs_upper_gradient: whether `directions` needs ∇_y f.
-      multiplier: whether the stored v is the multiplier [∇²_yy g]⁻¹ ∇_y f.
+      multiplier: whether the stored v is the multiplier [∇²_yy g]⁻¹ ∇_y f, which is zero where bounds hold y.
       indefinite: whether it also follows saddle points of g, whose Hessian is not definite.
+      sets: what a y that descends may be confined to: nothing, bounds, or any set with a projection.
       coefficients: the coefficients that a step needs, estimated where the user leaves them out.
       oracles: what a visit asks of g at one point.
     """
@@ -62,6 +70,7 @@ class Tracker:
     needs_upper_gradient: ClassVar[bool] = False
     multiplier: ClassVar[bool] = False
     indefinite: ClassVar[bool] = False
+    sets: ClassVar[Literal["none", "bounds", "any"]] = "none"
     coefficients: ClassVar[frozenset[str]] = frozenset()
     oracles: ClassVar[Oracles] = Oracles(gradients=1, products=1)
 
@@ -144,6 +153,9 @@ class Identity(Tracker):
 class Descent(Tracker):
     """y descends along s, which tracks ∇_y g. The trackers below add v.
 
+    A y with bounds is projected onto them: after its step, or when it is caught up, once after the sum of
+    its steps. A subclass that says so in `sets` sees to it that v is zero where they hold y.
+
     Attributes:
       refreshed: whether a visited slot moves along the s (and u) that this step refreshed, or along those
         from before.
@@ -170,7 +182,8 @@ class Descent(Tracker):
         return visit.move(value, slope, clock, step, None if self.refreshed else old.slope)
 
     def recall(self, visit: Visit) -> list[PyTree]:
-        return visit.recall(visit.rows.y, visit.clocks.y)
+        recalled = visit.recall(visit.rows.y, visit.clocks.y)
+        return [visit.bounded(y) for y in recalled] if visit.lazy else recalled
 
     def lower_gradient(self, seen: Gradients, visit: Visit) -> PyTree:
         """The sample of the gradient that y descends along: −∂ℓ/∂v."""
@@ -181,7 +194,8 @@ class Descent(Tracker):
         rates, samples = visit.rates, [self._scaled_lower(one, visit) for one in look.gradients]
         s = track(visit.rows.y.slope, samples, rates.alpha, rates.gamma)
         y = look.points[0].y[visit.name]
-        return self.moved(visit, visit.rows.y, y, s, visit.clocks.y, rates.lower_step)
+        moved = self.moved(visit, visit.rows.y, y, s, visit.clocks.y, rates.lower_step)
+        return moved if visit.lazy else dataclasses.replace(moved, value=visit.bounded(moved.value))
 
     def lag(self, visit: Visit, look: Look) -> Array:
         """⟨∇_y f, [∇²_yy g]⁻¹ ∇_y g⟩ = ⟨v, ∇_y g⟩."""
@@ -204,6 +218,7 @@ class Optimised(Descent):
     """A block's own variables: y descends along s, which tracks ∂ℓ/∂y (−∂ℓ/∂y, if y maximises f)."""
 
     oracles = Oracles()  # the gradient of f by y is counted with f
+    sets = "any"
 
     def blank(self, y: PyTree, corrected: bool, lazy: bool, smoothness: Any) -> Memory:
         looks_back = corrected and not lazy
@@ -218,8 +233,7 @@ class Optimised(Descent):
         rows = visit.rows
         if visit.corrected and not visit.lazy:  # a step that was projected cannot be undone
             return [rows.y.value, where_slot(visit.recent, rows.previous, rows.y.value)]
-        recalled = super().recall(visit)
-        return [visit.bounded(y) for y in recalled] if visit.lazy else recalled
+        return super().recall(visit)
 
     def directions(self, visit: Visit, by_y: list[PyTree]) -> list[PyTree]:
         return [None for _ in by_y]
@@ -229,11 +243,10 @@ class Optimised(Descent):
         return seen.y[visit.name]
 
     def refresh(self, visit: Visit, look: Look) -> tuple[Memory, Array]:
-        moved = self.refresh_y(visit, look)
-        if not visit.lazy:
-            moved = dataclasses.replace(moved, value=visit.bounded(moved.value))
         previous = None if visit.rows.previous is None else look.points[0].y[visit.name]
-        return Memory(y=moved, previous=previous, visit=visit.stamped), jnp.zeros((), jnp.int32)
+        return Memory(y=self.refresh_y(visit, look), previous=previous, visit=visit.stamped), jnp.zeros(
+            (), jnp.int32
+        )
 
     def lag(self, visit: Visit, look: Look) -> Array:
         """0: to first order, f does not change with y where y is optimal."""
@@ -241,13 +254,14 @@ class Optimised(Descent):
 
 
 class TrackedSolve(Descent):
-    """v descends along u, which tracks ∇²_yy g v − ∇_y f; ‖v‖ ≤ radius.
+    """v descends along u, which tracks ∇²_yy g v − ∇_y f, on the free entries of y; ‖v‖ ≤ radius.
 
     At a saddle point of g, the entries of u that belong to what maximises g are negated, as those of s are.
     """
 
     multiplier = True
     indefinite = True
+    sets = "bounds"
     oracles = Oracles(gradients=1, products=2)
 
     def blank(self, y: PyTree, corrected: bool, lazy: bool, smoothness: Any) -> Memory:
@@ -262,37 +276,49 @@ class TrackedSolve(Descent):
         """The sample of the gradient that v descends along: −∂ℓ/∂y."""
         return _minus(seen.y[visit.name])
 
-    def _scaled_solve(self, seen: Gradients, visit: Visit) -> PyTree:
-        return scaled(visit.signed(self.solve_gradient(seen, visit)), visit.rates.inverse_scales)
+    def confined(self, visit: Visit, v: PyTree, y: PyTree) -> PyTree:
+        """v where it may be: zero where bounds hold y; in the set of y, if it is no multiplier."""
+        inside = visit.on_free(v, y) if self.multiplier else visit.bounded(v)
+        return project_ball(inside, visit.rates.radius, visit.slot_axes)
+
+    def _scaled_solve(self, seen: Gradients, visit: Visit, y: PyTree) -> PyTree:
+        slope = self.solve_gradient(seen, visit)
+        slope = visit.on_free(slope, y) if self.multiplier else slope
+        return scaled(visit.signed(slope), visit.rates.inverse_scales)
 
     def first(self, visit: Visit, look: Look) -> Memory:
         assert visit.rows.v is not None
-        u = self._scaled_solve(look.gradients[0], visit)
+        u = self._scaled_solve(look.gradients[0], visit, look.points[0].y[visit.name])
         v = dataclasses.replace(visit.rows.v, slope=u)
         return Memory(y=self.first_y(visit, look), v=v, visit=visit.rows.visit)
 
     def directions(self, visit: Visit, by_y: list[PyTree]) -> list[PyTree]:
         assert visit.rows.v is not None
         recalled = visit.recall(visit.rows.v, visit.clocks.v)
-        return [project_ball(v, visit.rates.radius, visit.slot_axes) for v in recalled]
+        # The y of the same points, which says where v is zero.
+        ys = self.recall(visit) if visit.confined else recalled
+        return [self.confined(visit, v, y) for v, y in zip(recalled, ys, strict=True)]
 
     def refresh(self, visit: Visit, look: Look) -> tuple[Memory, Array]:
         rows, rates = visit.rows, visit.rates
         assert rows.v is not None
-        samples = [self._scaled_solve(one, visit) for one in look.gradients]
+        samples = [
+            self._scaled_solve(one, visit, point.y[visit.name])
+            for one, point in zip(look.gradients, look.points, strict=True)
+        ]
         u = track(rows.v.slope, samples, rates.alpha_bar, rates.gamma_bar)
         moved = self.moved(visit, rows.v, look.v[0][visit.name], u, visit.clocks.v, rates.inverse_step)
+        y = self.refresh_y(visit, look)
         if not visit.lazy:
-            inside = project_ball(moved.value, rates.radius, visit.slot_axes)
-            moved = dataclasses.replace(moved, value=inside)
-        memory = Memory(y=self.refresh_y(visit, look), v=moved, visit=visit.stamped)
-        return memory, jnp.zeros((), jnp.int32)
+            moved = dataclasses.replace(moved, value=self.confined(visit, moved.value, y.value))
+        return Memory(y=y, v=moved, visit=visit.stamped), jnp.zeros((), jnp.int32)
 
 
 class TrackedHessian(Descent):
     """H tracks ∇²_yy g with eigenvalues ≥ floor; v = H⁻¹ ∇_y f with the H from before the refresh."""
 
     needs_upper_gradient = True
+    sets = "bounds"
     coefficients = frozenset({"lower_step", "floor"})
     oracles = Oracles(gradients=1, products=1, matrices=1)
 
@@ -317,6 +343,8 @@ class TrackedHessian(Descent):
     def directions(self, visit: Visit, by_y: list[PyTree]) -> list[PyTree]:
         hessian = visit.rows.hessian
         assert hessian is not None
+        if visit.confined:
+            return self._on_free_entries(visit, by_y)
         flat = [flatten_slots(one) for one in by_y]
         solved = solve(hessian, jnp.stack(flat, -1))
         if visit.corrected:
@@ -328,6 +356,18 @@ class TrackedHessian(Descent):
             )
             solved = solved.at[..., 1].set(jnp.where(visit.recent[:, None], other, solved[..., 1]))
         return [unflatten_slots(solved[..., place], one) for place, one in enumerate(by_y)]
+
+    def _on_free_entries(self, visit: Visit, by_y: list[PyTree]) -> list[PyTree]:
+        """v where bounds hold entries of y: H of the others alone, at each of the points."""
+        hessian, out = visit.rows.hessian, []
+        assert hessian is not None
+        for place, (one, y) in enumerate(zip(by_y, self.recall(visit), strict=True)):
+            if place == 1:
+                hessian = jnp.where(visit.recent[:, None, None], visit.rows.previous, hessian)
+            free = flatten_slots(visit.on_free(jax.tree.map(jnp.ones_like, y), y))
+            right = (free * flatten_slots(one))[..., None]
+            out.append(unflatten_slots(solve(free_part(hessian, free), right)[..., 0], one))
+        return out
 
     def refresh(self, visit: Visit, look: Look) -> tuple[Memory, Array]:
         rows, rates = visit.rows, visit.rates
@@ -370,10 +410,11 @@ def check_factorable(name: str, y: PyTree) -> None:
 def _signs(look: Look, name: str) -> PyTree:
     """On which side of zero the c of a mean level always is, by leaf."""
 
-    def c(x: PyTree, sample: Sample) -> PyTree:
-        return each_block(look.problem, x, sample, lambda view: view.c(name))
+    def c(x: PyTree, sample: Sample, others: PyTree) -> PyTree:
+        return each_block(look.problem, x, sample, lambda view, others: view.c(name, others), others)
 
-    return signs(c, look.points[0].x, look.sample)
+    point = look.points[0]
+    return signs(c, point.x, look.sample, look.problem.read_by(name, point.y))
 
 
 def _never(y: PyTree) -> Array:

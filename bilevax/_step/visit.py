@@ -73,6 +73,15 @@ class Visit(eqx.Module):
         """y projected onto the set of its level, if that has one."""
         return y if self.level is None else self.level.bounded(y, self.slot_axes)
 
+    @property
+    def confined(self) -> bool:
+        """Whether y must stay in a set."""
+        return self.level is not None and self.level.is_bounded
+
+    def on_free(self, v: PyTree, y: PyTree) -> PyTree:
+        """v on the entries of y that are free to move; see `Level.on_free`."""
+        return v if self.level is None else self.level.on_free(v, y)
+
     def recall(self, moving: Moving, clock: Clock) -> list[PyTree]:
         """A moving variable at times t and t−1."""
         now = moving.at(clock.now)

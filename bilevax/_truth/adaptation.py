@@ -18,8 +18,7 @@ from bilevax._problem.rows import PerBlock, Rows
 from bilevax._problem.sampling import all_rows
 from bilevax._problem.view import BlockView, each_block
 from bilevax._step.slots import gather
-from bilevax._truth.few_blocks import require_slot_per_block
-from bilevax._truth.lower_solve import solve_lower_problem
+from bilevax._truth.few_blocks import require_slot_per_block, solve_level
 from bilevax._truth.shapes import inferred
 from bilevax._util import checks
 from bilevax._util.trees import PyTree, norm, result_dtype
@@ -124,7 +123,8 @@ def _with_blocks(problem: Problem, rows: Any, blocks: PyTree) -> Problem:
         if not isinstance(first, PerBlock):
             raise ValueError("blocks must be given: the rows do not tell how many new blocks there are")
         blocks = problem.count + jnp.arange(first.starts.shape[0])
-    levels = problem.levels if problem.named else next(iter(problem.levels.values()))
+    named = {name: problem.levels[name] for name in problem.order}
+    levels = named if problem.named else next(iter(named.values()))
     return Problem(
         upper=problem.upper,
         lower=levels,
@@ -178,13 +178,12 @@ def _solve(problem: Problem, x: PyTree, y: dict[str, PyTree], blocks: Array) -> 
 
     def one(view: BlockView, y: dict[str, PyTree]) -> tuple[dict[str, PyTree], Array]:
         best, left = {}, jnp.zeros(())
-        for name, level in problem.levels.items():
-            if not level.has_hessian:
-                best[name] = view.c(name)
+        for name in problem.order:
+            if not problem.levels[name].has_hessian:
+                best[name] = view.c(name, best)
                 continue
-            flat, unravel = ravel_pytree(y[name])
-            solved = solve_lower_problem(lambda flat, n=name, u=unravel: view.g(n, u(flat)), flat)
-            best[name] = unravel(solved.y)
+            solved = solve_level(view, name, y[name], best)
+            best[name] = ravel_pytree(y[name])[1](solved.y)
             # `jnp.maximum` keeps a NaN.
             left = jnp.maximum(left, norm(solved.move) / (1 + norm(solved.y)))
         return best, left

@@ -18,13 +18,15 @@ from jax.flatten_util import ravel_pytree
 
 from bilevax._problem.levels import Level
 from bilevax._problem.problem import Problem
+from bilevax._problem.reading import readers
 from bilevax._problem.sampling import Sample, Sampler, all_rows
 from bilevax._problem.view import BlockView, each_block
-from bilevax._step.lagrangian import Point, gradients, upper_gradients
+from bilevax._step.lagrangian import Point, gradients, upper_gradients, with_terms
 from bilevax._step.linear_algebra import one_by_one, solve_one
 from bilevax._step.slots import gather
 from bilevax._truth.own_solve import Minimised, own_levels, solve_own
 from bilevax._truth.saddle_solve import indefinite_inverse, solve_saddle
+from bilevax._truth.set_solve import multiplier_within, projection, solve_within
 from bilevax._util.trees import PyTree, combine, norm, result_dtype, zeros_like
 
 _DENSE = 512  # the largest d_y whose Hessians are formed
@@ -91,15 +93,17 @@ def upper_mean(problem: Problem, x: PyTree, y: dict[str, PyTree], plan: Accuracy
 
 @eqx.filter_jit
 def lower_slopes(problem: Problem, x: PyTree, y: dict[str, PyTree], plan: Accuracy) -> dict[str, PyTree]:
-    """−∇_y g_i of every block for an argmin level, c_i for a mean level.
+    """−∇_y g_i of every block for an argmin level, c_i for a mean level, at the y that they read.
 
-    For variables that optimise f it is ∇_y f_i; on a set, the step that is left of it, y − Π(y − ∇_y f_i).
+    For variables that optimise f it is ∇_y f_i. On a set it is the step that is left, y − Π(y − ∇_y g_i).
     """
 
     def look(sample: Sample, y: dict[str, PyTree]) -> dict[str, PyTree]:
         seen = gradients(problem, Point(x, y), zeros_like(y), sample)
-        own = {n: _own_slope(level, y[n], seen.y[n]) for n, level in problem.levels.items() if level.own}
-        return seen.v | own
+        own = {n: _left_on_set(level, y[n], seen.y[n]) for n, level in problem.levels.items() if level.own}
+        confined = [n for n, level in problem.levels.items() if level.has_hessian and level.is_bounded]
+        held = {n: _left_on_set(problem.levels[n], y[n], combine((-1, seen.v[n]))) for n in confined}
+        return seen.v | own | held
 
     return _in_groups(problem, plan, look, y)
 
@@ -164,27 +168,40 @@ def _solve(problem: Problem, x: PyTree, start: dict[str, PyTree], plan: Accuracy
 
     def one(view: BlockView, y: dict[str, PyTree]) -> dict[str, Any]:
         own = own_levels(view)
-        found = {name: _solve_one(view, name, y[name], plan) for name in problem.levels if name not in own}
+        found: dict[str, Any] = {}
+        best: dict[str, PyTree] = {}
+        for name in (name for name in problem.order if name not in own):
+            found[name] = _solve_one(view, name, y[name], best, plan)
+            best[name] = found[name][0]
         if own:
-            others = {name: value for name, (value, _) in found.items()}
-            best = solve_own(
-                view, others, {n: y[n] for n in own}, lambda value, flat: _own_minimum(value, flat, plan)
+            optimum = solve_own(
+                view, best, {n: y[n] for n in own}, lambda value, flat: _own_minimum(value, flat, plan)
             )
-            found |= {name: (best.y[name], (best.residual, best.scale)) for name in own}
+            found |= {name: (optimum.y[name], (optimum.residual, optimum.scale)) for name in own}
         return found
 
     return _in_groups(problem, plan, lambda sample, y: each_block(problem, x, sample, one, y), start)
 
 
-def _solve_one(view: BlockView, name: str, y: PyTree, plan: Accuracy) -> tuple[PyTree, tuple[Array, Array]]:
+def _solve_one(
+    view: BlockView, name: str, y: PyTree, others: dict[str, PyTree], plan: Accuracy
+) -> tuple[PyTree, tuple[Array, Array]]:
     if not view.problem.levels[name].has_hessian:
-        return view.c(name), _exact(view.x)
+        return view.c(name, others), _exact(view.x)
     flat, unravel = ravel_pytree(y)
+
+    def value(flat: Array) -> Array:
+        return view.g(name, unravel(flat), others)
+
     if view.problem.levels[name].sign == 0:
-        found = solve_saddle(view, name, y)
+        found = solve_saddle(view, name, y, others)
         residual = jnp.where(found.good, found.residual, jnp.nan)
         return unravel(found.y), (residual, found.scale)
-    flat, sizes = _minimise(lambda flat: view.g(name, unravel(flat)), flat, plan)
+    if view.problem.levels[name].is_bounded:
+        inside = solve_within(value, projection(view, name, y), flat)
+        residual = jnp.where(inside.good, inside.residual, jnp.nan)
+        return unravel(inside.y), (residual, inside.scale)
+    flat, sizes = _minimise(value, flat, plan)
     return unravel(flat), sizes
 
 
@@ -193,7 +210,11 @@ def _invert(problem: Problem, x: PyTree, y: dict[str, PyTree], plan: Accuracy) -
     """By level v = [∇²_yy g]⁻¹ ∇_y f, and per block ‖∇²_yy g v − ∇_y f‖ and the scale to compare it with."""
 
     def one(view: BlockView, y: dict[str, PyTree], by_y: dict[str, PyTree]) -> dict[str, Any]:
-        return {name: _invert_one(view, name, y[name], by_y[name], plan) for name in problem.levels}
+        found: dict[str, Any] = {}
+        for name in reversed(problem.order):
+            v = {other: found[other][0] for other in readers(problem.levels, name)}
+            found[name] = _invert_one(view, name, y, with_terms(view, name, y, by_y[name], v), plan)
+        return found
 
     def look(sample: Sample, y: dict[str, PyTree]) -> dict[str, Any]:
         return each_block(problem, x, sample, one, y, upper_gradients(problem, Point(x, y), sample))
@@ -202,19 +223,25 @@ def _invert(problem: Problem, x: PyTree, y: dict[str, PyTree], plan: Accuracy) -
 
 
 def _invert_one(
-    view: BlockView, name: str, y: PyTree, by_y: PyTree, plan: Accuracy
+    view: BlockView, name: str, y: dict[str, PyTree], by_y: PyTree, plan: Accuracy
 ) -> tuple[PyTree, tuple[Array, Array]]:
     if not view.problem.levels[name].has_hessian:  # variables that optimise f have no multiplier
         return by_y, _exact(view.x)
-    flat, unravel = ravel_pytree(y)
+    flat, unravel = ravel_pytree(y[name])
     right = ravel_pytree(by_y)[0]
-    gradient = jax.grad(lambda flat: view.g(name, unravel(flat)))
-    if view.problem.levels[name].sign == 0:
-        v = indefinite_inverse(gradient, flat)(right)
-    else:
-        v = _system(gradient, flat, right, plan)
+
+    def value(flat: Array) -> Array:
+        return view.g(name, unravel(flat), y)
+
+    gradient = jax.grad(value)
     _, push = jax.linearize(gradient, flat)
-    return unravel(v), (norm(push(v) - right), norm(right) + norm(push(_unit(v))) * norm(v))
+    if view.problem.levels[name].is_bounded:
+        v, left = multiplier_within(value, projection(view, name, y[name]), flat, right)
+    else:
+        indefinite = view.problem.levels[name].sign == 0
+        v = indefinite_inverse(gradient, flat)(right) if indefinite else _system(gradient, flat, right, plan)
+        left = push(v) - right
+    return unravel(v), (norm(left), norm(right) + norm(push(_unit(v))) * norm(v))
 
 
 def _own_minimum(value: Callable[[Array], Array], start: Array, plan: Accuracy) -> Minimised:
@@ -306,7 +333,7 @@ def _system(gradient: Callable[[Array], Array], y: Array, right: Array, plan: Ac
     return size * boost * lineax.linear_solve(operator, unit, method, throw=False).value
 
 
-def _own_slope(level: Level, y: PyTree, slope: PyTree) -> PyTree:
+def _left_on_set(level: Level, y: PyTree, slope: PyTree) -> PyTree:
     if not level.is_bounded:
         return slope
     return combine((1, y), (-1, level.bounded(combine((1, y), (-1, level.signed(slope))))))

@@ -16,12 +16,14 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from bilevax._problem.problem import Problem
+from bilevax._problem.reading import readers
 from bilevax._problem.sampling import all_rows
 from bilevax._problem.view import BlockView, each_block
-from bilevax._step.lagrangian import Point, gradients
+from bilevax._step.lagrangian import Point, gradients, with_terms
 from bilevax._truth.lower_solve import Solved, solve_lower_problem
 from bilevax._truth.own_solve import Minimised, own_levels, solve_own
 from bilevax._truth.saddle_solve import indefinite_inverse, solve_saddle
+from bilevax._truth.set_solve import multiplier_within, projection, solve_within
 from bilevax._util.trees import PyTree, combine, norm
 
 _ENTRIES = 2**22  # of the rows of all blocks that are solved at once
@@ -104,35 +106,47 @@ def _solve(view: BlockView, y: dict[str, PyTree]) -> tuple[dict[str, PyTree], di
     """y(x) and [∇²_yy g]⁻¹ ∇_y f of every level, and by how much f would change by another Newton step."""
     best, solved = {}, {}
     own = own_levels(view)
-    for name in y:
+    for name in view.problem.order:
         if name in own:
             continue
         if view.problem.levels[name].has_hessian:
-            flat, unravel = ravel_pytree(y[name])
-            if view.problem.levels[name].sign == 0:
-                solved[name] = saddle_problem(view, name, y[name])
-            else:
-                solved[name] = solve_lower_problem(lambda flat, n=name, u=unravel: view.g(n, u(flat)), flat)
-            best[name] = unravel(solved[name].y)
+            solved[name] = solve_level(view, name, y[name], best)
+            best[name] = ravel_pytree(y[name])[1](solved[name].y)
         else:
-            best[name] = view.c(name)
+            best[name] = view.c(name, best)
     left = jnp.zeros(())
     if own:
         found = solve_own(view, best, {name: y[name] for name in own}, _own_minimum)
         best, left = best | found.y, found.left
+    best = {name: best[name] for name in y}
     multipliers = jax.grad(view.f)(best)
-    for name, found in solved.items():
-        slope, unravel = ravel_pytree(multipliers[name])
-        multipliers[name] = unravel(found.inverse(slope))
-        left += jnp.abs(jnp.vdot(slope, found.move))
+    for name in reversed(view.problem.order):
+        known = {other: multipliers[other] for other in readers(view.problem.levels, name)}
+        multipliers[name] = with_terms(view, name, best, multipliers[name], known)
+        if name in solved:
+            slope, unravel = ravel_pytree(multipliers[name])
+            multipliers[name] = unravel(solved[name].inverse(slope))
+            left += jnp.abs(jnp.vdot(slope, solved[name].move))
     return best, multipliers, left
 
 
-def saddle_problem(view: BlockView, name: str, y: PyTree) -> Solved:
-    """One saddle point, as `solve_lower_problem` returns a minimiser."""
-    found, (_, unravel) = solve_saddle(view, name, y), ravel_pytree(y)
-    inverse = indefinite_inverse(jax.grad(lambda flat: view.g(name, unravel(flat))), found.y)
-    return Solved(found.y, jnp.where(found.good, found.move, jnp.nan), inverse)
+def solve_level(view: BlockView, name: str, y: PyTree, others: dict[str, PyTree]) -> Solved:
+    """The minimiser or the saddle point of a level's g, in its set, from y; `others` has what it reads."""
+    level, (flat, unravel) = view.problem.levels[name], ravel_pytree(y)
+
+    def value(flat: Array) -> Array:
+        return view.g(name, unravel(flat), others)
+
+    if level.is_bounded:
+        project = projection(view, name, y)
+        found = solve_within(value, project, flat)
+        move = jnp.where(found.good, found.move, jnp.nan)
+        return Solved(found.y, move, lambda right: multiplier_within(value, project, found.y, right)[0])
+    if level.sign == 0:
+        saddle = solve_saddle(view, name, y, others)
+        move = jnp.where(saddle.good, saddle.move, jnp.nan)
+        return Solved(saddle.y, move, indefinite_inverse(jax.grad(value), saddle.y))
+    return solve_lower_problem(value, flat)
 
 
 def _own_minimum(value: Callable[[Array], Array], start: Array) -> Minimised:

@@ -52,7 +52,7 @@ def find_root(operator: Operator, project: Operator | None, start: Array, enough
     """
     onto = project or (lambda y: y)
     start = onto(start)
-    gamma = 1 / _or_one(_largest(operator, start))
+    gamma = 1 / _or_one(largest_derivative(operator, start))
 
     def residual(y: Array) -> Array:
         return y - onto(y - gamma * operator(y))
@@ -116,7 +116,7 @@ def change_scale(operator: Operator, y: Array) -> Array:
     return jnp.linalg.norm(push(y)) + jnp.linalg.norm(push(jnp.full_like(y, y.size**-0.5)))
 
 
-def _largest(operator: Operator, at: Array) -> Array:
+def largest_derivative(operator: Operator, at: Array) -> Array:
     """The size of the derivative of an operator: a power iteration."""
     push = jax.linearize(operator, at)[1]
 

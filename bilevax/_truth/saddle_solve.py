@@ -34,14 +34,14 @@ class SaddlePoint(NamedTuple):
     good: Array
 
 
-def solve_saddle(view: BlockView, name: str, y: PyTree) -> SaddlePoint:
-    """The saddle point of a level in one block, from y."""
+def solve_saddle(view: BlockView, name: str, y: PyTree, others: dict[str, PyTree]) -> SaddlePoint:
+    """The saddle point of a level in one block, from y; `others` has the variables that it reads."""
     level = view.problem.levels[name]
     flat, unravel = ravel_pytree(y)
     signs = ravel_pytree(level.signed(jax.tree.map(jnp.ones_like, y)))[0]
 
     def slope(flat: Array) -> Array:
-        return signs * jax.grad(lambda flat: view.g(name, unravel(flat)))(flat)
+        return signs * jax.grad(lambda flat: view.g(name, unravel(flat), others))(flat)
 
     rounding = 20 * float(jnp.finfo(flat.dtype).eps)
     root = find_root(slope, None, flat, rounding * change_scale(slope, flat))

@@ -92,24 +92,33 @@ def _accepted(
     def abstract(shape: _Shape) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((1, *shape), result_dtype(x))
 
-    means = [n for n, level in problem.levels.items() if level.is_value]
-    known = {n: _traced(lambda view, _, n=n: view.c(n), problem, sample, x, None) for n in means} | {
+    known = {
         n: jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape[1:]), a.dtype), tree)
         for n, tree in given.items()
         if tree is not None
     }
+
+    def fits_all(choice: tuple[_Shape, ...]) -> bool:
+        """Whether f accepts a choice, and every level that reads others, from the first on."""
+        y = known | dict(zip(missing, map(abstract, choice), strict=True))
+        for name in problem.order:
+            if problem.levels[name].is_value:
+                try:
+                    y[name] = _traced(lambda view, y, n=name: view.c(n, y), problem, sample, x, y)
+                except Exception as error:
+                    errors.append(error)
+                    return False
+            elif problem.levels[name].reads and not fits(lambda view, y, n=name: view.g(n, y[n], y), y):
+                return False
+        return fits(lambda view, y: view.f(y), {name: y[name] for name in problem.levels})
+
     by_lower = [
         shapes
-        if problem.levels[n].own
+        if problem.levels[n].own or problem.levels[n].reads
         else [shape for shape in shapes if fits(lambda view, y, n=n: view.g(n, y), abstract(shape))]
         for n in missing
     ]
-    choices = [
-        choice
-        for choice in itertools.product(*by_lower)
-        if fits(lambda view, y: view.f(y), known | dict(zip(missing, map(abstract, choice), strict=True)))
-    ]
-    return choices, errors
+    return [choice for choice in itertools.product(*by_lower) if fits_all(choice)], errors
 
 
 def _traced(one: Callable[..., Any], problem: Problem, sample: Sample, x: PyTree, y: PyTree) -> Any:

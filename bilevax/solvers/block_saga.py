@@ -10,6 +10,7 @@ from jax import Array
 
 from bilevax._problem.groups import groups_of
 from bilevax._problem.problem import Problem
+from bilevax._problem.reading import readers
 from bilevax._problem.sampling import ROWS, Sample, Sampler
 from bilevax._step.coefficients import Coefficient
 from bilevax._step.lagrangian import Gradients, Point
@@ -98,6 +99,13 @@ class BlockSAGA(Recipe):
                 f"{sampler.initial_batch_size!r}"
             )
         super().check(problem, sampler)
+        for name, level in problem.levels.items():
+            found = readers(problem.levels, name)
+            if level.is_value and found:  # its v is made of their gradients, which are reduced with that v
+                raise ValueError(
+                    f"BlockSAGA does not take a mean level that others read, got {name!r}, which "
+                    f"{found[0]!r} reads: use BlockPAGE"
+                )
 
     def start(self, problem: Problem, x0: PyTree, y0: PyTree, sampler: Sampler) -> State:
         """The state before the first step, with the table filled from all rows."""

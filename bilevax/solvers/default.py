@@ -15,6 +15,7 @@ from bilevax._util import checks
 from bilevax._util.trees import PyTree
 from bilevax.solvers.base import AbstractSolver
 from bilevax.solvers.block_newton import BlockNewton
+from bilevax.solvers.f2sa import F2SA
 from bilevax.solvers.mmbo import MMBO
 
 _NARROW = 64  # lower variables of a block, up to which a step can always afford to factorise Hessians
@@ -25,12 +26,22 @@ _MOST = 2**26  # entries of all Hessians together
 def chosen_solver(
     problem: Problem, solver: AbstractSolver | None, y0: PyTree, sampler: Sampler
 ) -> AbstractSolver:
-    """The solver that was given; else BlockNewton for small lower problems and MMBO for large ones."""
+    """The solver that was given; else BlockNewton for small lower problems and MMBO for large ones.
+
+    Only penalty methods follow a lower solution in a set that is not made of bounds: there it is F2SA.
+    """
     if solver is None:
+        if any(_on_set(level) for level in problem.levels.values()):
+            return F2SA()
         small = all(_small(*level, y0, problem, sampler) for level in problem.levels.items())
         return BlockNewton() if small else MMBO()
     checks.solver(solver, AbstractSolver)
     return solver
+
+
+def _on_set(level: Level) -> bool:
+    """Whether a lower solution is confined to a set that is no box: then only penalties follow it."""
+    return level.has_hessian and level.domain is not None and not level.domain.entrywise
 
 
 def _small(name: str, level: Level, y0: PyTree, problem: Problem, sampler: Sampler) -> bool:

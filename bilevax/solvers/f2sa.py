@@ -37,6 +37,7 @@ class Pair(TrackedSolve):
 
     multiplier = False
     indefinite = False
+    sets = "any"
     oracles = Oracles(gradients=4)  # of g by x and by y, at y and at w
 
     def first_v(self, y: Any) -> Any:
@@ -74,7 +75,7 @@ class Penalty(Recipe):
         w = {n: y[n] if one is None else one for n, one in v.items()}
         f = view.f(w)
         pairs = [n for n, one in v.items() if one is not None]
-        return sum((rates[n].penalty * (view.g(n, w[n]) - view.g(n, y[n])) for n in pairs), f), f
+        return sum((rates[n].penalty * (view.g(n, w[n], w) - view.g(n, y[n], w)) for n in pairs), f), f
 
 
 class F2SA(Penalty):
@@ -89,7 +90,8 @@ class F2SA(Penalty):
         x &\leftarrow x - \eta \tfrac1I \sum_i \nabla_x f_i(x, w_i)
             + \rho (\nabla_x g_i(x, w_i) - \nabla_x g_i(x, y_i))
 
-    all at the same point. It needs gradients only. Mean levels are rejected.
+    all at the same point. It needs gradients only. y and w stay in the set of their level, if it has one. A
+    level that reads others sees their w, for its own y, too. Mean levels are rejected.
 
     Args:
       upper_step: η: a float, a schedule of the step number, or an optax transformation; left

@@ -17,6 +17,7 @@ from jax import Array
 
 from bilevax._problem.levels import Level
 from bilevax._problem.problem import Problem
+from bilevax._problem.reading import from_the_last
 from bilevax._problem.sampling import Sample, Sampler, bad_slots
 from bilevax._problem.view import BlockView
 from bilevax._step.clocks import Clocks
@@ -233,8 +234,22 @@ class Recipe(AbstractSolver):
                     f"{type(self).__name__} needs lower levels whose Hessian is positive definite, got the "
                     f"{level.kind} level {name!r}: use BlockNewton, MMBO or BSVRBv2"
                 )
+            self._check_set(name, level, tracker)
             out[name] = tracker
         return out
+
+    def _check_set(self, name: str, level: Level, tracker: Tracker) -> None:
+        """Raises if the tracker of a level cannot keep its y in its set."""
+        if level.domain is None or tracker.sets == "any":
+            return
+        method, given = type(self).__name__, f"project= of the {level.kind} level {name!r}"
+        if tracker.sets == "none" or (self.corrected and not self.lazy):
+            raise ValueError(f"{method} does not take {given}: use BlockNewton, MMBO or BSVRBv2")
+        if not level.domain.entrywise:
+            raise ValueError(
+                f"{method} needs bounds (lower, upper), which hold single entries of y, got a projection for "
+                f"{given}: use F2SA or F3SA"
+            )
 
     def _kinds(self) -> str:
         """The kinds of level that the method takes, in words."""
@@ -271,11 +286,18 @@ class Recipe(AbstractSolver):
     ) -> Look:
         """The multipliers and the gradients at some points."""
         trackers = self.trackers(problem)
-        by_y: list[dict[str, PyTree]] = [{} for _ in points]
-        if any(tracker.needs_upper_gradient for tracker in trackers.values()):
-            by_y = _at_points(lambda point: upper_gradients(problem, point, sample), points)
-        found = {n: t.directions(visits[n], [one.get(n) for one in by_y]) for n, t in trackers.items()}
-        v = [{n: vs[place] for n, vs in found.items()} for place in range(len(points))]
+        v: list[dict[str, PyTree]] = [{} for _ in points]
+        for layer in from_the_last(problem.levels):
+            by_y: list[dict[str, PyTree]] = [{} for _ in points]
+            if any(trackers[name].needs_upper_gradient for name in layer):
+                known = [_of_readers(problem, layer, one) for one in v]
+                by_y = _at_points(
+                    lambda at: upper_gradients(problem, at[0], sample, at[1]),
+                    list(zip(points, known, strict=True)),
+                )
+            found = {n: trackers[n].directions(visits[n], [one.get(n) for one in by_y]) for n in layer}
+            v = [one | {n: vs[place] for n, vs in found.items()} for place, one in enumerate(v)]
+        v = [{n: one[n] for n in trackers} for one in v]
         signs = [jnp.ones(()), -jnp.ones(())][: len(points)]
         scalar = functools.partial(self.scalar, rates={name: visit.rates for name, visit in visits.items()})
         seen = _at_points(
@@ -357,6 +379,11 @@ class Recipe(AbstractSolver):
         total = count_steps(per_visit, problem, sampler, steps)
         rows = self.first_rows(sampler)
         return total if rows == 0 else total + count_pass(self.oracles(problem), problem, rows)
+
+
+def _of_readers(problem: Problem, layer: list[str], v: dict[str, PyTree]) -> dict[str, PyTree]:
+    """Those of the multipliers that belong to readers of some levels."""
+    return {name: one for name, one in v.items() if set(problem.levels[name].reads) & set(layer)}
 
 
 def _numbers(steps: Any) -> Any:

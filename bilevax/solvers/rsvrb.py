@@ -310,6 +310,10 @@ def _only_level(problem: Problem) -> str:
     if len(names) != 1 or not level.has_hessian or level.sign != 1 or level.slots is not None:
         kinds = {name: one.kind for name, one in problem.levels.items()}
         raise ValueError(f"RSVRB takes one argmin lower level with a slot per block, got {kinds}")
+    if level.domain is not None:
+        raise ValueError(
+            f"RSVRB does not take project= of the argmin level {names[0]!r}: use BlockNewton, MMBO or BSVRBv2"
+        )
     return names[0]
 
 

@@ -41,7 +41,7 @@ def start_state(recipe: Recipe, problem: Problem, x0: PyTree, y0: PyTree, sample
         for n in looked
     }
     floors = {
-        n: estimate_floor(problem, n, x, y, sampler, smoothness[n].bound)
+        n: estimate_floor(problem, n, x, y, sampler, smoothness[n].bound, estimated)
         for n in looked
         if "floor" in missing[n]
     }
@@ -123,9 +123,19 @@ def _first_look(
     visits = {name: dataclasses.replace(visit, corrected=False) for name, visit in visits.items()}
     y = {name: tracker.recall(visits[name])[0] for name, tracker in trackers.items()}
     if estimated:  # at v = 0, ∂ℓ/∂v of a mean level is its c
-        means = gradients(problem, Point(state.x, y), zeros_like(y), sample).v
-        y = {name: means[name] if name in estimated else y[name] for name in y}
+        for _ in range(_longest_chain(problem, estimated)):
+            means = gradients(problem, Point(state.x, y), zeros_like(y), sample).v
+            y = {name: means[name] if name in estimated else y[name] for name in y}
     point = Point(state.x, y)
     visits = {n: tracker.prepare(visits[n], problem, point, sample) for n, tracker in trackers.items()}
     look = recipe.look_at(problem, sample, visits, [point])
     return {n: tracker.first(visits[n], look) for n, tracker in trackers.items()}, look.gradients[0].x
+
+
+def _longest_chain(problem: Problem, estimated: frozenset[str]) -> int:
+    """How many of the levels without a start read one another, at most: each needs the one before it."""
+    length: dict[str, int] = {}
+    for name in problem.order:
+        if name in estimated:
+            length[name] = 1 + max((length.get(read, 0) for read in problem.levels[name].reads), default=0)
+    return max(length.values(), default=0)

@@ -11,6 +11,7 @@ import numpy as np
 
 from bilevax._problem.levels import Level
 from bilevax._problem.problem import Problem
+from bilevax._problem.reading import readers
 from bilevax._problem.sampling import Sampler
 from bilevax._util import checks
 from bilevax._util.trees import PyTree
@@ -40,10 +41,11 @@ def checked_start(
             "one row at a time: give batch_size"
         )
     y, one, estimated = {}, {}, set()
-    for name, level in problem.levels.items():
-        label = f"y0[{name!r}]" if problem.named else "y0"
-        slots, rows = problem.slots_of(name), lower[name]
+    for name in problem.order:
+        level, label = problem.levels[name], f"y0[{name!r}]" if problem.named else "y0"
+        slots, rows, earlier = problem.slots_of(name), lower[name], problem.read_by(name, one)
         own = _slot_shape(level, block, rows, name)
+        _check_slots_of_readers(problem, name, own)
         if own != () and name in padded:
             raise ValueError(
                 f"lower level {name!r} touches slots of shape {own}, which ragged blocks with all rows "
@@ -51,7 +53,7 @@ def checked_start(
             )
         if level.slots is not None and given[name] is None:
             raise ValueError(f"{label} must be given for a level with slots of its own, got None")
-        value = level.shape_of_y(name, x, block, rows)
+        value = level.shape_of_y(name, x, earlier, block, rows)
         if value is None:
             y[name] = _with_slots(label, given[name], slots, level.kind)
         else:
@@ -68,12 +70,23 @@ def checked_start(
                         f"{label} must have the shapes of the mean it tracks, {expected}, got {got}"
                     )
         one[name] = _of_one_block(y[name], own)
-        level.check(name, x, one[name], block, rows)
+        level.check(name, x, one[name], block, rows, earlier)
         if name not in estimated:
             _check_feasible(label, name, level, y[name])
         y[name] = level.bounded(y[name])
+    y, one = ({name: tree[name] for name in problem.levels} for tree in (y, one))
     checks.scalar_output("upper", problem.upper, x=x, y=problem.view(one), block=block, batch=upper)
     return x, problem.offsets(x, y), frozenset(estimated)
+
+
+def _check_slots_of_readers(problem: Problem, name: str, own: tuple[int, ...]) -> None:
+    """Raises if a level that reads another, or is read, has several slots per block."""
+    others = [*problem.levels[name].reads, *readers(problem.levels, name)]
+    if others and own != ():
+        raise ValueError(
+            f"lower levels that read one another need one slot per block, got slots of shape {own} for the "
+            f"level {name!r}, which goes with {others[0]!r}"
+        )
 
 
 def check_feasible(problem: Problem, y0: PyTree) -> None:

@@ -8,6 +8,7 @@ from bilevax.testing.kinds import kinds_blocks
 from bilevax.testing.logistic import logistic_blocks
 from bilevax.testing.means import mean_blocks
 from bilevax.testing.mixture import mixture_blocks
+from bilevax.testing.nested import nested_blocks
 from bilevax.testing.pl import pl_blocks, pl_constant
 from bilevax.testing.quadratic import quadratic_blocks
 from bilevax.testing.ridge import ridge_blocks
@@ -33,6 +34,7 @@ __all__ = [
     "logistic_blocks",
     "mean_blocks",
     "mixture_blocks",
+    "nested_blocks",
     "pl_blocks",
     "pl_constant",
     "quadratic_blocks",

@@ -2,7 +2,7 @@
 
 A block has a level a, an argmin or a saddle point of g, and variables of its own: p minimises f, and q
 maximises it, both within bounds. The saddle point minimises over the first half of a, and maximises over the
-second.
+second. The argmin may be confined to bounds, too: then v is zero where a is on one of them.
 
     g_i = mean of h/2 a'H_i a - e a'B_i sin(x) - b'a                                  over rows (h, e, b)
     f_i = mean of 1/2 |a - c|^2 + sin(k'x) a'K_i p + 1/2 |p - w|^2                    over rows (c, k, w)
@@ -10,6 +10,7 @@ second.
 """
 
 import copy
+import itertools
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -20,14 +21,16 @@ from reference.finite_sums import Stored
 from reference.problems import Blocks
 
 LEAST, MOST = -0.2, 0.05  # of p, and of q
+BOX = (-0.15, 0.1)  # of a, where it is confined
 OWN = ("p", "q")
 
 
 class Kinds(Blocks):
     """The problem, in closed form and as a user writes it."""
 
-    def __init__(self, saddle, m=5, dx=3, da=4, rows=6, seed=0):
+    def __init__(self, saddle, box=(-np.inf, np.inf), m=5, dx=3, da=4, rows=6, seed=0):
         super().__init__(m, dx, da, rows, seed, ragged=True)
+        self.box = box
         dp, dq, half = 2, 3, da // 2
         self.sign = np.ones(da)
         hessian = self.positive_definite()
@@ -90,6 +93,21 @@ class Kinds(Blocks):
         block = self.block(i)
         return block["P"] @ s.x + block["M"] @ s.p[i] - 1.5 * s.q[i]
 
+    def free(self, a):
+        """Which entries of a no bound holds, as zeros and ones."""
+        return ((a > self.box[0]) & (a < self.box[1])).astype(float)
+
+    def multiplier(self, hessian, f_a, a):
+        """v from a Hessian: zero where a bound holds a."""
+        v, free = np.zeros_like(f_a), self.free(a) > 0
+        v[free] = np.linalg.solve(hessian[np.ix_(free, free)], f_a[free])
+        return v
+
+    def bounded(self, s):
+        s.p, s.q = np.maximum(s.p, LEAST), np.minimum(s.q, MOST)
+        if hasattr(s, "a"):
+            s.a = np.clip(s.a, *self.box)
+
     def g_x(self, i, s, rows):
         return -self.lower_rows["e"][rows].mean() * np.cos(s.x) * (self.blocks["B"][i].T @ s.a[i])
 
@@ -121,16 +139,13 @@ class Look:
         else:
             f_a = problem.f_a(i, state, upper)
             self.H = problem.g_aa(i, state, lower)
-            v = np.linalg.solve(state.H[i], f_a) if curvature == "H" else state.v[i]
-            self.u = problem.sign * (self.H @ v - f_a)
+            free = problem.free(state.a[i])
+            v = problem.multiplier(state.H[i], f_a, state.a[i]) if curvature == "H" else free * state.v[i]
+            self.u = problem.sign * free * (self.H @ v - f_a)
             self.G = problem.f_x(i, state, upper) - problem.g_xa(i, state, lower) @ v
             of_f = state
         self.s_a = problem.sign * problem.g_a(i, state, lower)
         self.s_p, self.s_q = problem.f_p(i, of_f, upper), -problem.f_q(i, of_f, upper)
-
-
-def bounded(state):
-    state.p, state.q = np.maximum(state.p, LEAST), np.minimum(state.q, MOST)
 
 
 def steps_of(
@@ -159,6 +174,8 @@ def steps_of(
         seen_old = {i: Look(problem, i, old, *of_i, curvature, penalty) for i, *of_i in rows}
         new = copy.deepcopy(now)
         for i in seen:
+            if curvature == "v":  # what v was where a bound held a is forgotten when the block is visited
+                new.v[i] = problem.free(now.a[i]) * now.v[i]
             for name in tracked:
                 fresh, before, at = getattr(seen[i], name), getattr(seen_old[i], name), getattr(now, name)[i]
                 alpha, gamma = weights[name]
@@ -180,12 +197,35 @@ def steps_of(
             if curvature is not None:
                 new.a[i] = now.a[i] - k.tau * new.s_a[i]
             if curvature in ("v", "w"):
-                new.v[i] = now.v[i] - k.tau_bar * new.u[i]
-        bounded(new)
+                new.v[i] = new.v[i] - k.tau_bar * new.u[i]
+        problem.bounded(new)
+        for i in seen:
+            if curvature == "v" and not everyone:
+                new.v[i] = problem.free(new.a[i]) * new.v[i]
+        if curvature == "w":
+            new.v = np.clip(new.v, *problem.box)
         new.x = now.x - k.eta * new.z
         old, now = now, new
         states.append(now)
     return states
+
+
+def step_within(hessian, slope, low, high):
+    """The minimum of slope'd + 1/2 d'hessian d over low <= d <= high: the best of all choices of bounds."""
+    best, least = None, np.inf
+    for choice in itertools.product((0, 1, 2), repeat=len(slope)):
+        choice = np.array(choice)
+        d = np.where(choice == 1, low, np.where(choice == 2, high, 0.0))
+        free = choice == 0
+        if not np.isfinite(d).all():
+            continue
+        if free.any():
+            right = slope[free] + hessian[np.ix_(free, ~free)] @ d[~free]
+            d[free] = -np.linalg.solve(hessian[np.ix_(free, free)], right)
+        value = slope @ d + 0.5 * d @ hessian @ d
+        if value < least and np.all(d >= low - 1e-12) and np.all(d <= high + 1e-12):
+            best, least = d, value
+    return best
 
 
 def newton_steps_of(problem, samples, start, coefficients):
@@ -197,13 +237,20 @@ def newton_steps_of(problem, samples, start, coefficients):
         for i, upper, lower in zip(sample.blocks, sample.upper, sample.lower, strict=True):
             seen = Look(problem, i, now, upper, lower, "v", None)
             new.H[i] = moving_average(now.H[i], seen.H, k.alpha)
-            new.a[i] = now.a[i] - k.alpha * np.linalg.solve(new.H[i], problem.sign * seen.s_a)
-            new.v[i] = now.v[i] - k.alpha * np.linalg.solve(new.H[i], problem.sign * seen.u)
+            slope, low, high = k.alpha * problem.sign * seen.s_a, *(end - now.a[i] for end in problem.box)
+            if np.isfinite(problem.box).all():
+                new.a[i] = now.a[i] + step_within(new.H[i], slope, low, high)
+                new.a[i] = np.where(np.abs(new.a[i] - problem.box[0]) < 1e-14, problem.box[0], new.a[i])
+                new.a[i] = np.where(np.abs(new.a[i] - problem.box[1]) < 1e-14, problem.box[1], new.a[i])
+            else:
+                new.a[i] = now.a[i] - np.linalg.solve(new.H[i], slope)
+            new.v[i] = now.v[i] - k.alpha * problem.multiplier(new.H[i], problem.sign * seen.u, now.a[i])
+            new.v[i] = problem.free(new.a[i]) * new.v[i]
             new.s_p[i], new.s_q[i] = seen.s_p, seen.s_q / 1.5
             new.p[i] = now.p[i] - k.alpha * new.s_p[i]
             new.q[i] = now.q[i] - k.alpha * new.s_q[i]
             terms.append(seen.G)
-        bounded(new)
+        problem.bounded(new)
         new.z = moving_average(now.z, mean(terms), k.beta)
         new.x = now.x - k.eta * new.z
         now = new
@@ -239,12 +286,13 @@ def saga_steps_of(problem, samples, start, coefficients, *, size):
                 if name in ("f_x", "g_xa_v"):
                     new.z = new.z + (1 if name == "f_x" else -1) * change / len(sample.blocks)
             new.s_a[i] = problem.sign * seen["g_a"]
-            new.u[i] = problem.sign * (seen["g_aa_v"] - seen["f_a"])
+            new.u[i] = problem.free(now.a[i]) * problem.sign * (seen["g_aa_v"] - seen["f_a"])
             new.s_p[i], new.s_q[i] = seen["f_p"], -seen["f_q"]
             new.a[i] = now.a[i] - k.tau * new.s_a[i]
             new.v[i] = now.v[i] - k.tau_bar * new.u[i]
             new.p[i], new.q[i] = now.p[i] - k.tau * new.s_p[i], now.q[i] - k.tau * new.s_q[i]
-        bounded(new)
+        problem.bounded(new)
+        new.v = problem.free(new.a) * new.v
         new.x = now.x - k.eta * new.z
         now = new
         states.append(now)

@@ -1,0 +1,106 @@
+r"""The minimiser of one block's g in a set, and its multiplier.
+
+y = Π(y − γ∇g) with the projection Π. With P, the derivative of Π at y − γ∇g, and the Hessian H of g,
+implicit differentiation gives the multiplier
+
+.. math:: v = P w, \qquad \big((1 - P)/\gamma + H P\big)\, w = \nabla_y f
+
+For bounds P is one on the free entries and zero on those that a bound holds: there v is zero, and on the
+others H v = ∇_y f, which is the hyper-gradient of the problem with active bounds held fixed. On a curved set
+it contains the curvature of the set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.flatten_util import ravel_pytree
+
+from bilevax._problem.view import BlockView
+from bilevax._step.linear_algebra import one_by_one
+from bilevax._truth.roots import DENSE, change_scale, find_root, largest_derivative, solved_system
+from bilevax._util.trees import PyTree
+
+Value = Callable[[Array], Array]
+Project = Callable[[Array], Array]
+
+
+class Confined(NamedTuple):
+    """A minimiser in a set.
+
+    Attributes:
+      y: where it is, flattened.
+      residual: ‖y − Π(y − γ∇g)‖/γ there.
+      scale: what to compare that with.
+      move: the Newton step that is left.
+      good: whether g is strictly convex in the directions in which y is free.
+    """
+
+    y: Array
+    residual: Array
+    scale: Array
+    move: Array
+    good: Array
+
+
+def projection(view: BlockView, name: str, y: PyTree) -> Project:
+    """The projection of a level, of flattened variables like y."""
+    unravel = ravel_pytree(y)[1]
+    return lambda flat: ravel_pytree(view.problem.levels[name].bounded(unravel(flat), 0))[0]
+
+
+def solve_within(value: Value, project: Project, start: Array) -> Confined:
+    """The minimiser of a function in a set.
+
+    Args:
+      value: the function, of a vector.
+      project: onto the set.
+      start: where to begin.
+    """
+    slope = jax.grad(value)
+    rounding = 20 * float(jnp.finfo(start.dtype).eps)
+    root = find_root(slope, project, start, rounding * change_scale(slope, project(start)))
+    good = _is_convex(value, project, root.y) & jnp.all(jnp.isfinite(root.y)) & jnp.isfinite(value(root.y))
+    return Confined(root.y, root.residual, change_scale(slope, root.y), root.move, good)
+
+
+def multiplier_within(value: Value, project: Project, y: Array, right: Array) -> tuple[Array, Array]:
+    """v at a minimiser in a set, from ∇_y f, and what is left of the equation that it solves."""
+    system, free, _ = _linearised(value, project, y)
+    fine = 20 * float(jnp.finfo(y.dtype).eps)
+    w = solved_system(system, jnp.zeros_like(y), right, fine)
+    return free(w), system(w) - right
+
+
+def _linearised(
+    value: Value, project: Project, y: Array
+) -> tuple[Callable[[Array], Array], Callable[[Array], Array], Array]:
+    """w ↦ (w − Pw)/γ + H P w, whose solution with the right-hand side ∇_y f has P w = v; P, and γ."""
+    slope, push = jax.linearize(jax.grad(value), y)
+    size = largest_derivative(jax.grad(value), y)
+    gamma = 1 / jnp.where(size > 0, size, 1)
+    # A projection onto a convex set is a gradient: its derivative is symmetric.
+    free = jax.linearize(project, y - gamma * slope)[1]
+
+    def system(w: Array) -> Array:
+        inside = free(w)
+        return (w - inside) / gamma + push(inside)
+
+    return system, free, gamma
+
+
+def _is_convex(value: Value, project: Project, y: Array) -> Array:
+    """Whether g is strictly convex where y is free; taken for granted where the matrix is too large."""
+    if y.size > DENSE:
+        return jnp.ones((), bool)
+    system, free, gamma = _linearised(value, project, y)
+    one, part = jnp.eye(y.size, dtype=y.dtype), jax.jacfwd(free)(y)
+    # P H P + (1 − P²)/γ, which is H in the directions in which y is free, and positive in the others.
+    matrix = part @ jax.jacfwd(system)(jnp.zeros_like(y)) + (one - part) / gamma
+    rounding = 100 * float(jnp.finfo(y.dtype).eps) * jnp.max(jnp.abs(matrix))
+    shifted = (matrix + matrix.T) / 2 + rounding * one
+    return jnp.all(jnp.isfinite(one_by_one(jnp.linalg.cholesky)(shifted)))
