@@ -155,6 +155,8 @@ def objective(
 
     .. math:: F(x) = \frac1m \sum_i f_i(x, y_i(x))
 
+    or the risk of these values, if the problem has one.
+
     Args:
       problem: as in `solve_lower`, like all that follow.
       x: the upper variable.
@@ -199,7 +201,8 @@ def hypergradient(
         \nabla F(x) = \frac1m \sum_i \nabla_x f_i - \nabla_{xy}^2 g_i [\nabla_{yy}^2 g_i]^{-1} \nabla_y f_i
 
     with :math:`+ \nabla c_i(x)^\top \nabla_y f_i` for a mean level, and nothing for variables that optimise
-    f: where they are optimal, f does not change with them.
+    f: where they are optimal, f does not change with them. Under a risk the terms are weighed by
+    :math:`m\, \partial F / \partial f_i`; at a kink, where blocks tie, this is one of the subgradients.
 
     Args:
       problem: as in `solve_lower`, like all that follow.

@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import KW_ONLY
 from typing import ClassVar
 
+import jax.numpy as jnp
+
 from bilevax._problem.groups import groups_of
 from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import ROWS, Sample, Sampler
@@ -120,7 +122,8 @@ class BlockSAGA(Recipe):
     def look(self, problem: Problem, state: State, sample: Sample, visits: dict[str, Visit]) -> Look:
         """The point, and the gradients there as the stored ones reduce them."""
         trackers, sources, parts = self.trackers(problem), parts_of(problem), dict(state.store)
-        point = Point(state.x, {name: tracker.recall(visits[name])[0] for name, tracker in trackers.items()})
+        y = {name: tracker.recall(visits[name])[0] for name, tracker in trackers.items()}
+        point = Point(state.x, y, state.weights(problem, sample))
 
         def reduce(part: str, fresh: Slopes) -> Slopes:
             drawn = sample.drawn[sources[part]]
@@ -139,6 +142,7 @@ class BlockSAGA(Recipe):
             _sum([one.x for one in found if one.x is not None], zeros_like(state.x)),
             {n: _sum([one.y[n] for one in found if n in one.y], None) for n in trackers},
             {n: _sum([one.v[n] for one in found if n in one.v], None) for n in trackers},
+            jnp.mean(f),
             f,
         )
         return Look(problem, sample, [point], [v], [total], parts)
