@@ -6,6 +6,7 @@ from bilevax._problem.folds import Folds
 from bilevax._problem.levels import argmin, mean
 from bilevax._problem.own import maximum, minimum
 from bilevax._problem.problem import Problem
+from bilevax._problem.risk import cvar, soft_maximum, worst_group
 from bilevax._problem.rows import Batch, PerBlock, Rows, Shared
 from bilevax._problem.saddle import saddle
 from bilevax._problem.sampling import Sampling
@@ -125,6 +126,7 @@ __all__ = [
     "averaged",
     "bounded",
     "checks",
+    "cvar",
     "dot",
     "grid",
     "hypergradient",
@@ -138,12 +140,14 @@ __all__ = [
     "program_cache",
     "residuals",
     "saddle",
+    "soft_maximum",
     "solve_lower",
     "sweep",
     "theory",
     "tune",
     "value_and_hypergradient",
     "verify",
+    "worst_group",
 ]
 
 

@@ -157,6 +157,8 @@ def objective(
 
     .. math:: F(x) = \frac1m \sum_i f_i(x, y_i(x))
 
+    or the risk of these values, if the problem has one.
+
     Args:
       problem: as in `solve_lower`, like all that follow.
       x: the upper variable.
@@ -202,7 +204,8 @@ def hypergradient(
 
     with :math:`+ \nabla c_i(x)^\top \nabla_y f_i` for a mean level, and nothing for variables that optimise
     f: where they are optimal, f does not change with them. If a level reads others, their ∇_y f contains its
-    term of ℓ, too. What a bound holds stays where it is.
+    term of ℓ, too. What a bound holds stays where it is. Under a risk the terms are weighed by
+    :math:`m\, \partial F / \partial f_i`; at a kink, where blocks tie, this is one of the subgradients.
 
     Args:
       problem: as in `solve_lower`, like all that follow.

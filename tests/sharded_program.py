@@ -35,7 +35,7 @@ def inner(x, block, batch):
     return jnp.mean(jnp.tanh(batch["a"] + block["B"] @ x), axis=0)
 
 
-def make_problem(level, seed=0):
+def make_problem(level, seed=0, risk=None):
     """Ragged blocks with rows of their own below, shared rows above."""
     rng = np.random.default_rng(seed)
     offsets = np.concatenate([[0], np.cumsum(rng.integers(1, 7, BLOCKS))])
@@ -49,6 +49,7 @@ def make_problem(level, seed=0):
         {"B": normal(BLOCKS, D_Y, D_X), "D": normal(BLOCKS, D_X, D_Y)},
         bx.Shared({"c": normal(20, D_Y)}),
         bx.PerBlock({"a": normal(int(offsets[-1]), D_Y)}, offsets),
+        risk=risk,
     )
     return problem, normal(D_X), problem.levels["lower"].bounded(jnp.asarray(normal(BLOCKS, D_Y)))
 
@@ -87,11 +88,22 @@ def normal_problem(level):
     return lambda: make_problem(level)
 
 
+def risk_problem(risk):
+    return lambda: make_problem(lower, risk=risk)
+
+
 STEPS = {"upper_step": 0.05, "lower_step": 0.1}
 
 # name: the solver, the problem, and what is given to `minimize` besides
 CASES = {
     "BSVRBv2": (bx.BSVRBv2(upper_step=0.05, radius=5.0), normal_problem(lower), {"batch_size": BATCH}),
+    "cvar": (bx.BSVRBv2(**STEPS), risk_problem(bx.cvar(0.3)), {"batch_size": BATCH}),
+    "groups": (
+        bx.MMBO(**STEPS),
+        risk_problem(bx.worst_group(np.arange(BLOCKS) % 3, temperature=0.5)),
+        {"batch_size": BATCH},
+    ),
+    "soft": (bx.BSVRBv2(**STEPS), risk_problem(bx.soft_maximum(0.5)), {"batch_size": BATCH}),
     "wide": (bx.BSVRBv2(**STEPS), wide_problem, {"batch_size": 1, "patience": 100}),
     "MSVR": (
         bx.Restart(bx.MSVR(upper_step=0.05), first=10, stages=3),

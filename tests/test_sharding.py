@@ -24,6 +24,7 @@ from bilevax._run.digest import SMALL, checksum
 TESTS = Path(__file__).parent
 TOLERANCE = 1e-5
 EIGHT = ["BSVRBv2", "MSVR", "RSVRB", "BlockPAGE", "minimum", "nested", "wide@wide@20", "estimate"]
+EIGHT += ["cvar", "groups", "soft"]
 
 
 def start(folder, orders, devices, coordinator=None):

@@ -16,6 +16,7 @@ from jax import Array
 from bilevax._problem.bounds import Box, Set
 from bilevax._problem.levels import Argmin, Level
 from bilevax._problem.reading import check_reads, in_order
+from bilevax._problem.risk import Risk
 from bilevax._problem.rows import Batch, Rows
 from bilevax._problem.stream import Stream
 from bilevax._util import checks
@@ -70,6 +71,7 @@ class Problem(eqx.Module):
         A run then minimises the mean of f over *batches* of its `batch_size`, ragged blocks cannot be used
         with all rows, and `BlockPAGE`, `BlockSAGA` and the diagnostics solve the problem of all rows at
         once, which is another one.
+      risk: what is minimised in place of the mean over the blocks: `cvar`, `soft_maximum` or `worst_group`.
 
     Example:
       >>> import bilevax as bx, jax.numpy as jnp
@@ -93,6 +95,7 @@ class Problem(eqx.Module):
     upper_shares: str | None = eqx.field(static=True)
     through: Callable[..., PyTree] | None = eqx.field(static=True)
     means_over_rows: bool = eqx.field(static=True)
+    risk: Risk | None
     axis: str | None = eqx.field(static=True)  # of the mesh, on a device that holds a share of the blocks
 
     def __init__(
@@ -104,6 +107,7 @@ class Problem(eqx.Module):
         lower_data: Rows | Mapping[str, Rows | None] | None = None,
         through: Callable[[PyTree, PyTree, PyTree], PyTree] | None = None,
         means_over_rows: bool = True,
+        risk: Risk | None = None,
     ):
         if not callable(upper):
             raise TypeError(f"upper must be a function f(x, y, block, batch), got {type(upper).__name__}")
@@ -121,6 +125,14 @@ class Problem(eqx.Module):
         else:
             self.count = checks.leading_axis("blocks", blocks)
             self.blocks = jax.tree.map(jnp.asarray, blocks)
+        if risk is not None:
+            if not isinstance(risk, Risk):
+                raise TypeError(
+                    "risk must be bilevax.cvar(…), soft_maximum(…), worst_group(…) or None, got "
+                    f"{type(risk).__name__}"
+                )
+            risk.check(self.count)
+        self.risk = risk
         self.upper_shares = upper_data if isinstance(upper_data, str) else None
         if self.upper_shares is not None and self.upper_shares not in self.levels:
             raise ValueError(

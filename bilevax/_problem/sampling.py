@@ -138,6 +138,10 @@ class Sampler(eqx.Module):
         """The largest of them."""
         return value if self.axis is None else jax.lax.pmax(value, self.axis)
 
+    def everything(self, values: Array) -> Array:
+        """The values of all blocks, from those of the blocks on each of them."""
+        return values if self.axis is None else jax.lax.all_gather(values, self.axis, tiled=True)
+
     def root_mean_square(self, value: Array) -> Array:
         """The root mean square over them."""
         return value if self.axis is None else jnp.sqrt(jax.lax.pmean(jnp.square(value), self.axis))

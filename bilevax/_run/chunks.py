@@ -126,7 +126,7 @@ def sizes(state: State) -> Sizes:
         norm(state.z),
         _root_mean_square(state, "s"),
         _root_mean_square(state, "u"),
-        all_finite((state.x, state.z, state.optimizer, state.levels, state.store)),
+        all_finite((state.x, state.z, state.optimizer, state.levels, state.store, state.blocks)),
     )
 
 

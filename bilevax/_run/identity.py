@@ -43,7 +43,7 @@ def identity(problem: Problem, solver: AbstractSolver, state: State) -> dict[str
         },
         "program": step_digest(problem, solver, state),
         "environment": environment(),
-    }
+    } | ({} if problem.risk is None else {"risk": _word(problem.risk)})
     return json.loads(json.dumps(described))
 
 

@@ -12,6 +12,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from bilevax._problem.problem import Problem
+from bilevax._problem.risk import overall
 from bilevax._problem.sampling import all_rows
 from bilevax._problem.view import BlockView, each_block
 from bilevax._step.slots import gather
@@ -86,7 +87,8 @@ def unbounded_below(problem: Problem, x0: PyTree, x: PyTree, y: PyTree) -> str:
 
     def value(share: float) -> float:
         at = jax.tree.map(lambda a, b: a + share * (b - a), x0, x)
-        return float(jnp.mean(solve_few(problem, at, rows, dict.fromkeys(rows), blocks).value))
+        values = solve_few(problem, at, rows, dict.fromkeys(rows), blocks).value
+        return float(overall(problem.risk, values, blocks))
 
     first, *values = (value(share) for share in _DECADES)
     falls = all(later < 3 * now < 0 for now, later in itertools.pairwise(values))

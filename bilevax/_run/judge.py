@@ -8,6 +8,7 @@ import numpy as np
 from jax import Array
 
 from bilevax._problem.problem import Problem
+from bilevax._problem.risk import overall, weights_of
 from bilevax._step.slots import gather
 from bilevax._truth.few_blocks import affordable_blocks, solve_few
 from bilevax._util.trees import PyTree, all_finite
@@ -39,17 +40,26 @@ class Judge:
         self.blocks, self.start = np.sort(np.asarray(drawn)), np.nan
         self._groups = np.array_split(self.blocks, -(-len(self.blocks) // at_once))
         self._first = self._values(x0, y0)
-        self.start = float(np.mean(self._first))
+        self.start = self._overall(self._first)
 
     def __call__(self, x: PyTree, y: PyTree) -> float:
-        """The mean of f_i(x, y_i(x)) over the blocks; NaN if they cannot be solved from y."""
-        return float(np.mean(self._values(x, y)))
+        """The mean of f_i(x, y_i(x)) over the blocks, or their risk; NaN if they cannot be solved from y."""
+        return self._overall(self._values(x, y))
 
     def worse_than_start(self, x: PyTree, y: PyTree) -> bool:
         """Whether F is larger than at the first x, by more than the choice of the blocks can account for."""
-        change = self._values(x, y) - self._first
+        values = self._values(x, y)
+        change = self._weighed(values) - self._weighed(self._first)
         noise = 0.0 if len(change) == self.problem.count else float(np.std(change)) / len(change) ** 0.5
-        return float(np.mean(change)) > max(_RISE * abs(self.start), 2 * noise)
+        return self._overall(values) - self.start > max(_RISE * abs(self.start), 2 * noise)
+
+    def _overall(self, values: np.ndarray) -> float:
+        return float(overall(self.problem.risk, values, self.blocks))
+
+    def _weighed(self, values: np.ndarray) -> np.ndarray:
+        """The part of each block in the objective."""
+        weights = weights_of(self.problem.risk, values, self.blocks)
+        return values if weights is None else values * np.asarray(weights)
 
     def _values(self, x: PyTree, y: PyTree) -> np.ndarray:
         """f_i(x, y_i(x)) of every block, all NaN if they cannot be solved."""

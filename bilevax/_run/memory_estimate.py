@@ -137,7 +137,7 @@ def memory_estimate(
     )
     return MemoryEstimate(
         data=_bytes(problem),
-        slots=_bytes((state.levels, state.store)),
+        slots=_bytes((state.levels, state.store, state.blocks)),
         x=_bytes((state.x, state.back, state.z)),
         optimizer=_bytes(state.optimizer),
         step=int(going.temp_size_in_bytes),

@@ -93,9 +93,9 @@ class Shards:
 
     def like(self, state: State) -> State:
         """For each array of a state, where it belongs."""
-        levels = jax.tree.map(lambda _: self._sharding(SPLIT), state.levels)
-        rest = jax.tree.map(lambda _: self._sharding(EVERYWHERE), dataclasses.replace(state, levels={}))
-        return dataclasses.replace(rest, levels=levels)
+        memory, rest = _split(state)
+        memory = jax.tree.map(lambda _: self._sharding(SPLIT), memory)
+        return _joined(memory, jax.tree.map(lambda _: self._sharding(EVERYWHERE), rest))
 
     def start(
         self, solver: AbstractSolver, problem: Problem, x0: PyTree, y0: PyTree, sampler: Sampler
@@ -109,8 +109,7 @@ class Shards:
 
         specs = (EVERYWHERE, SPLIT, EVERYWHERE)
         on_each = self._on_each(of_share, specs, (SPLIT, EVERYWHERE))
-        levels, rest = on_each(solver, problem, x0, y0, sampler)
-        return dataclasses.replace(rest, levels=levels)
+        return _joined(*on_each(solver, problem, x0, y0, sampler))
 
     def advance(
         self,
@@ -123,16 +122,16 @@ class Shards:
         """loop(solver, problem, state, numbers), each device on its share."""
 
         def of_share(
-            solver: AbstractSolver, problem: Problem, levels: Any, rest: State, *numbers: Any
+            solver: AbstractSolver, problem: Problem, memory: Any, rest: State, *numbers: Any
         ) -> Any:
-            state = dataclasses.replace(rest, levels=levels, sampler=self._share(rest.sampler))
+            state = dataclasses.replace(_joined(memory, rest), sampler=self._share(rest.sampler))
             state, out = loop(solver, problem, state, *numbers)
             return *_split(self._whole(state)), out
 
         specs = (SPLIT, EVERYWHERE, *[EVERYWHERE] * len(numbers))
         run = self._on_each(of_share, specs, (SPLIT, EVERYWHERE, EVERYWHERE))
-        levels, rest, out = run(solver, problem, *_split(state), *numbers)
-        return dataclasses.replace(rest, levels=levels), out
+        memory, rest, out = run(solver, problem, *_split(state), *numbers)
+        return _joined(memory, rest), out
 
     def _on_each(self, function: Callable[..., Any], specs: tuple[Any, ...], out_specs: Any) -> Any:
         """function(solver, problem, …), on every device's share of the problem."""
@@ -215,12 +214,23 @@ def _specs(problem: Problem) -> Problem:
 
     blocks = jax.tree.map(lambda _: SPLIT, problem.blocks)
     lower = tuple(of(rows) for rows in problem.lower_data)
-    return _changed(problem, blocks=blocks, upper_data=of(problem.upper_data), lower_data=lower)
+    risk = jax.tree.map(lambda _: SPLIT, problem.risk)  # the groups of the blocks
+    return _changed(problem, blocks=blocks, upper_data=of(problem.upper_data), lower_data=lower, risk=risk)
 
 
-def _split(state: State) -> tuple[dict[str, Any], State]:
+def _split(state: State) -> tuple[Any, State]:
     """A state's memory, and the rest of it."""
-    return state.levels, dataclasses.replace(state, levels={})
+    values, blocks = None, state.blocks
+    if blocks is not None:
+        values, blocks = blocks.values, dataclasses.replace(blocks, values=None)
+    return (state.levels, values), dataclasses.replace(state, levels={}, blocks=blocks)
+
+
+def _joined(memory: Any, rest: State) -> State:
+    """The inverse of `_split`."""
+    levels, values = memory
+    blocks = None if rest.blocks is None else dataclasses.replace(rest.blocks, values=values)
+    return dataclasses.replace(rest, levels=levels, blocks=blocks)
 
 
 def _changed(problem: Problem, **changes: Any) -> Problem:

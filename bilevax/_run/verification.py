@@ -7,8 +7,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from bilevax._problem.problem import Problem
+from bilevax._problem.risk import overall, weights_of
 from bilevax._problem.rows import PerBlock, Shared
 from bilevax._problem.sampling import Sampler
 from bilevax._run.knobs import Knobs, is_number, rounded, shown
@@ -40,7 +42,8 @@ class Verification:
 
     Attributes:
       blocks: how many blocks were solved.
-      objective: the mean of f_i(x, y_i(x)) over these blocks: F, if they are all blocks.
+      objective: the mean of f_i(x, y_i(x)) over these blocks: F, if they are all blocks. If the problem has a
+        risk, that of these blocks, as if there were no others; likewise below.
       tracked: the mean of f_i(x, y_i) with the y_i of the run.
       start: the mean of f_i(x₀, y_i(x₀)).
       y_error: ‖y_i − y_i(x)‖ / ‖y_i(x)‖, the median over the blocks.
@@ -112,9 +115,9 @@ def verify(
     found = solve_few(problem, state.x, y, v, chosen)
     result = Verification(
         len(chosen),
-        float(jnp.mean(found.value)),
-        float(jnp.mean(found.tracked)),
-        float(jnp.mean(start.value)),
+        float(overall(problem.risk, found.value, chosen)),
+        float(overall(problem.risk, found.tracked, chosen)),
+        float(overall(problem.risk, start.value, chosen)),
         float(jnp.median(found.y_error)),
         float(jnp.median(found.v_error)),
         float(found.gradient_error / jnp.maximum(found.gradient, start.gradient)),
@@ -122,7 +125,9 @@ def verify(
     )
     if int(state.step) > 0 and float(start.gradient) == 0.0 and _are_equal(state.x, x0):
         return dataclasses.replace(result, message=_AT_REST)
-    change = np.asarray(found.value - start.value, np.float64)
+    change = np.asarray(
+        _parts(problem, found.value, chosen) - _parts(problem, start.value, chosen), np.float64
+    )
     # F may rise on a few blocks where it falls on all: their spread says what that can account for.
     spread = 0.0 if len(chosen) == problem.count else float(np.std(change)) / len(chosen) ** 0.5
     done = int(state.step)
@@ -130,6 +135,12 @@ def verify(
     left = float(jnp.mean(jnp.maximum(found.left, start.left)))
     message = _message(result, left, 2 * spread, *choices)
     return dataclasses.replace(result, message=message)
+
+
+def _parts(problem: Problem, values: Array, blocks: Array) -> Array:
+    """The parts of blocks in the objective."""
+    weights = weights_of(problem.risk, values, blocks)
+    return values if weights is None else weights * values
 
 
 def _are_equal(x: PyTree, x0: PyTree) -> bool:

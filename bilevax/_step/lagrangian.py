@@ -26,28 +26,33 @@ from jax.flatten_util import ravel_pytree
 from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import Sample
 from bilevax._problem.view import BlockView, each_block
-from bilevax._util.trees import PyTree, combine, result_dtype
+from bilevax._util.trees import PyTree, combine, result_dtype, spread
 
 Scalar = Callable[[BlockView, dict[str, PyTree], dict[str, PyTree]], tuple[Array, Array]]
 
 
 class Point(eqx.Module):
-    """Where ℓ is evaluated: x, and per level the sampled slots' y (leading axis: sampled blocks)."""
+    """Where ℓ is evaluated: x, and per level the sampled slots' y (leading axis: sampled blocks).
+
+    Under a risk also the weights of the sampled blocks in the mean of ∂ℓ/∂x; None if they all are one.
+    """
 
     x: PyTree
     y: dict[str, PyTree]
+    weights: Array | None = None
 
 
 class Gradients(eqx.Module):
     """∂ℓ/∂x averaged over the sampled blocks, ∂ℓ/∂y and ∂ℓ/∂v per block, and the mean of f.
 
-    At the point before, x is −∂ℓ/∂x.
+    At the point before, x is −∂ℓ/∂x. Under a risk, ∂ℓ/∂x is a weighted mean, and `values` are f per block.
     """
 
     x: PyTree
     y: dict[str, PyTree]
     v: dict[str, PyTree]
     objective: Array
+    values: Array | None = None
 
 
 def lagrangian(view: BlockView, y: dict[str, PyTree], v: dict[str, PyTree]) -> tuple[Array, Array]:
@@ -84,6 +89,8 @@ def gradients(
     into a sum into whatever it is added to: no pass over x. It does so only if the gradient already has its
     sign and is divided by the number of blocks. So ℓ is scaled first, and the gradients by y and v are scaled
     back. (In less than 32 bits they would lose precision: there the gradient by x is scaled afterwards.)
+    The weights of a risk are part of that scale: the gradients by y and v are as if there were none. To be
+    scaled back they need a weight, so that one of zero counts as the square of the unit of rounding.
 
     Args:
       problem: the problem.
@@ -95,19 +102,27 @@ def gradients(
     """
     blocks, sign = sample.blocks.shape[0], jnp.asarray(sign)
     narrow = any(leaf.dtype.itemsize < 4 for leaf in jax.tree.leaves((point, v)))
-    share = sign / blocks
+    share, weights = sign / blocks, point.weights
 
-    def total(x: Any, y: Any, v: Any) -> tuple[Array, Array]:
+    def total(x: Any, y: Any, v: Any) -> tuple[Array, Any]:
         scalars, f = each_block(problem, x, sample, scalar, y, v)
-        whole = jnp.sum(scalars)
-        return whole if narrow else share.astype(whole.dtype) * whole, jnp.mean(f)
+        whole = jnp.sum(scalars if weights is None else _positive(weights, scalars.dtype) * scalars)
+        whole = whole if narrow else share.astype(whole.dtype) * whole
+        return whole, jnp.mean(f) if weights is None else (jnp.mean(f), f)
 
     (by_x, by_y, by_v), f = jax.grad(total, argnums=(0, 1, 2), has_aux=True)(point.x, point.y, v)
     if narrow:
         by_x = combine((share, by_x))
     else:
         by_y, by_v = combine((sign * blocks, (by_y, by_v)))
-    return Gradients(by_x, by_y, by_v, f)
+    if weights is None:
+        return Gradients(by_x, by_y, by_v, f)
+    by_y, by_v = jax.tree.map(lambda a: a / spread(_positive(weights, a.dtype), a), (by_y, by_v))
+    return Gradients(by_x, by_y, by_v, *f)
+
+
+def _positive(weights: Array, dtype: Any) -> Array:
+    return jnp.maximum(weights.astype(dtype), jnp.finfo(dtype).eps ** 2)
 
 
 def upper_gradients(

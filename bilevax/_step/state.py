@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from bilevax._problem.bounds import Box, Set
-from bilevax._problem.problem import moved
-from bilevax._problem.sampling import Sampler
+from bilevax._problem.problem import Problem, moved
+from bilevax._problem.sampling import Sample, Sampler
 from bilevax._step.averaging import average_of
+from bilevax._step.block_values import BlockValues
 from bilevax._step.clocks import Clocks
 from bilevax._step.slots import Moving
 from bilevax._step.smoothness import Smoothness
@@ -74,6 +75,7 @@ class State(eqx.Module):
       restraint: factors of the steps; None if the method does not use them.
       centres: the levels whose y is stored as an offset from a(x), each with its a.
       domains: the sets that the y of some levels are projected onto when they are caught up.
+      blocks: the tracked f of every block, under a risk; else None.
     """
 
     step: Array
@@ -92,6 +94,7 @@ class State(eqx.Module):
     domains: tuple[tuple[str, Box | Set], ...] = eqx.field(static=True, default=())
     store: PyTree = None
     restraint: Restraint | None = None
+    blocks: BlockValues | None = None
 
     @property
     def upper_factor(self) -> Array | float:
@@ -119,6 +122,12 @@ class State(eqx.Module):
         )
         levels = {name: table.unvisited(now) for name, table in self.levels.items()}
         return dataclasses.replace(self, back=back, clocks=clocks, levels=levels)
+
+    def weights(self, problem: Problem, sample: Sample) -> Array | None:
+        """The weights of the sampled blocks under a risk; None if they all are one."""
+        if problem.risk is None or self.blocks is None:
+            return None
+        return self.blocks.weigh(problem.risk, sample)
 
     @property
     def average(self) -> PyTree:
@@ -174,7 +183,7 @@ class Info(eqx.Module):
     """What a step saw.
 
     Attributes:
-      objective: the mean of f over the sampled blocks and rows.
+      objective: the mean of f over the sampled blocks and rows; under a risk, its estimate.
       gradient_norm: ‖z‖, the size of the tracked ∇F.
       lower_residual: root mean square of the tracked ∇_y g over the visited slots (0 for mean levels).
       inverse_residual: the same of the tracked ∇²_yy g v − ∇_y f, where v is tracked.

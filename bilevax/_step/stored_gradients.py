@@ -104,7 +104,7 @@ def blank_part(like: Slopes, blocks: int, most: int) -> Part:
 
 
 def upper_slopes(problem: Problem, point: Point, sample: Sample, by_x: bool) -> tuple[Slopes, Array]:
-    """The gradients of f by y and (`by_x`) by x, per block, and the mean of f over the blocks."""
+    """The gradients of f by y and (`by_x`) by x, and f itself, per block."""
 
     def one(view: BlockView, y: dict[str, PyTree]) -> tuple[Array, Any]:
         def f(y: dict[str, PyTree], x: PyTree) -> Array:
@@ -114,7 +114,7 @@ def upper_slopes(problem: Problem, point: Point, sample: Sample, by_x: bool) -> 
 
     value, found = each_block(problem, point.x, sample, one, point.y)
     by_y, by_x_too = found if by_x else (found, None)
-    return Slopes(by_x_too, by_y, {}), jnp.mean(value)
+    return Slopes(_weighed(point, by_x_too), by_y, {}), value
 
 
 def lower_slopes(
@@ -134,7 +134,13 @@ def lower_slopes(
     kept = {name for name in names if problem.levels[name].has_hessian}
     kept |= {other for name in names for other in problem.levels[name].reads}
     by_y = {name: one for name, one in by_y.items() if name in kept}
-    return Slopes(by_x_too[0] if by_x else None, by_y, by_v)
+    return Slopes(_weighed(point, by_x_too[0]) if by_x else None, by_y, by_v)
+
+
+def _weighed(point: Point, by_x: PyTree) -> PyTree:
+    """Gradients by x per block, times the weights of the blocks under a risk."""
+    weights = point.weights
+    return by_x if weights is None else jax.tree.map(lambda a: spread(weights, a) * a, by_x)
 
 
 def upper_sees_x(problem: Problem, point: Point, sample: Sample) -> bool:

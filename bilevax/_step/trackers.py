@@ -146,7 +146,7 @@ class Identity(Tracker):
     def lag(self, visit: Visit, look: Look) -> Array:
         """⟨∇_y f, y − c⟩."""
         name, seen = visit.name, look.gradients[0]
-        return inner(look.v[0][name], combine((1, look.points[0].y[name]), (-1, seen.v[name])))
+        return inner(look.weighed(look.v[0][name]), combine((1, look.points[0].y[name]), (-1, seen.v[name])))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +199,9 @@ class Descent(Tracker):
 
     def lag(self, visit: Visit, look: Look) -> Array:
         """⟨∇_y f, [∇²_yy g]⁻¹ ∇_y g⟩ = ⟨v, ∇_y g⟩."""
-        return inner(self.multipliers(visit, look), self.lower_gradient(look.gradients[0], visit))
+        return inner(
+            look.weighed(self.multipliers(visit, look)), self.lower_gradient(look.gradients[0], visit)
+        )
 
     def multipliers(self, visit: Visit, look: Look) -> PyTree:
         """v of the visited slots."""

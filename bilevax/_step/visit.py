@@ -15,7 +15,7 @@ from bilevax._problem.sampling import Sample
 from bilevax._step.clocks import Clock, Clocks
 from bilevax._step.lagrangian import Gradients, Point
 from bilevax._step.slots import Memory, Moving
-from bilevax._util.trees import PyTree, combine, where_slot
+from bilevax._util.trees import PyTree, combine, spread, where_slot
 
 
 class Rates(eqx.Module):
@@ -122,3 +122,8 @@ class Look(NamedTuple):
     v: list[dict[str, PyTree]]
     gradients: list[Gradients]
     store: PyTree = None
+
+    def weighed(self, tree: PyTree) -> PyTree:
+        """A tree with the sampled blocks as leading axis, times their weights under a risk."""
+        weights = self.points[0].weights
+        return tree if weights is None else jax.tree.map(lambda a: spread(weights, a) * a, tree)

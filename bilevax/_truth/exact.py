@@ -19,6 +19,7 @@ from jax.flatten_util import ravel_pytree
 from bilevax._problem.levels import Level
 from bilevax._problem.problem import Problem
 from bilevax._problem.reading import readers
+from bilevax._problem.risk import overall
 from bilevax._problem.sampling import Sample, Sampler, all_rows
 from bilevax._problem.view import BlockView, each_block
 from bilevax._step.lagrangian import Point, gradients, upper_gradients, with_terms
@@ -83,12 +84,17 @@ def inverted(problem: Problem, x: PyTree, y: dict[str, PyTree], plan: Accuracy) 
 
 @eqx.filter_jit
 def upper_mean(problem: Problem, x: PyTree, y: dict[str, PyTree], plan: Accuracy) -> Array:
-    """The mean over the blocks of f_i(x, y_i)."""
+    """The mean over the blocks of f_i(x, y_i), or their risk."""
+    return overall(problem.risk, _upper_values(problem, x, y, plan))
+
+
+def _upper_values(problem: Problem, x: PyTree, y: dict[str, PyTree], plan: Accuracy) -> Array:
+    """f_i(x, y_i) of every block."""
 
     def look(sample: Sample, y: dict[str, PyTree]) -> Array:
         return each_block(problem, x, sample, lambda view, y: view.f(y), y)
 
-    return jnp.mean(_in_groups(problem, plan, look, y))
+    return _in_groups(problem, plan, look, y)
 
 
 @eqx.filter_jit
@@ -112,13 +118,15 @@ def lower_slopes(problem: Problem, x: PyTree, y: dict[str, PyTree], plan: Accura
 def mean_gradient(
     problem: Problem, x: PyTree, y: dict[str, PyTree], v: dict[str, PyTree], plan: Accuracy
 ) -> PyTree:
-    """The mean of ∂ℓ/∂x over all blocks, without a gradient in x per block."""
+    """The mean of ∂ℓ/∂x over all blocks, weighed under a risk, without a gradient in x per block."""
     sampler = all_rows(problem)
+    weights = None if problem.risk is None else problem.risk.weights_of(_upper_values(problem, x, y, plan))
     groups, rest = divmod(problem.count, plan.group)
 
     def look(blocks: Array, total: PyTree) -> PyTree:
         sample = sampler.visit(problem, blocks, sampler.random, None)
-        seen = gradients(problem, Point(x, gather(y, blocks)), gather(v, blocks), sample)
+        point = Point(x, gather(y, blocks), None if weights is None else weights[blocks])
+        seen = gradients(problem, point, gather(v, blocks), sample)
         return combine((1, total), (blocks.shape[0] / problem.count, seen.x))
 
     def whole(number: Array, total: PyTree) -> PyTree:

@@ -17,6 +17,7 @@ from jax.flatten_util import ravel_pytree
 
 from bilevax._problem.problem import Problem
 from bilevax._problem.reading import readers
+from bilevax._problem.risk import weights_of
 from bilevax._problem.sampling import all_rows
 from bilevax._problem.view import BlockView, each_block
 from bilevax._step.lagrangian import Point, gradients, with_terms
@@ -39,7 +40,7 @@ class Truth(NamedTuple):
       v_error: the same of v; NaN if no level tracks it.
       left: per block, by how much f would change if another Newton step were taken: small if the block was
         solved.
-      gradient: the norm of the mean of ∇F_i.
+      gradient: the norm of the mean of ∇F_i; under a risk, weighed as if there were no other blocks.
       gradient_error: how far that mean is off with the tracked y and v.
     """
 
@@ -69,13 +70,16 @@ def solve_few(
     sample = sampler.visit(problem, blocks, sampler.random, None)
     best, multipliers, left = each_block(problem, x, sample, _solve, y)
     used = {name: multipliers[name] if v[name] is None else v[name] for name in v}
-    seen = gradients(problem, Point(x, y), used, sample).x
-    true = gradients(problem, Point(x, best), multipliers, sample).x
+    tracked = each_block(problem, x, sample, BlockView.f, y)
+    value = each_block(problem, x, sample, BlockView.f, best)
+    weights = weights_of(problem.risk, value, blocks)
+    seen = gradients(problem, Point(x, y, weights), used, sample).x
+    true = gradients(problem, Point(x, best, weights), multipliers, sample).x
     by_level = [_relative(y[name], best[name]) for name in y]
     of_v = [_relative(v[name], multipliers[name]) for name in v if v[name] is not None]
     return Truth(
-        each_block(problem, x, sample, BlockView.f, y),
-        each_block(problem, x, sample, BlockView.f, best),
+        tracked,
+        value,
         jnp.max(jnp.stack(by_level), 0),
         jnp.max(jnp.stack(of_v), 0) if of_v else jnp.full(blocks.shape, jnp.nan),
         left,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import equinox as eqx
 from jax import Array
@@ -28,9 +28,11 @@ class AbstractSolver(eqx.Module):
     Class attributes:
       distributed: whether a step averages z and its `Info` over the devices that share the blocks
         (`state.sampler.mean`), so that the solver can be used with a mesh.
+      takes_risks: whether a step weighs its blocks by the problem's `risk`.
     """
 
     distributed: ClassVar[bool] = False
+    takes_risks: ClassVar[bool] = False
 
     def init(
         self,
@@ -86,7 +88,7 @@ class AbstractSolver(eqx.Module):
     def renew_estimates(self, problem: Problem, state: State) -> State:
         """What has to be done now and then between two steps: `step` does it when it is due.
 
-        It may change `state.smoothness` only.
+        It may change `state.smoothness`, and under a risk `state.blocks`, only.
         """
         return state
 
@@ -98,6 +100,11 @@ class AbstractSolver(eqx.Module):
         """Raises if the solver cannot serve the problem; called once, with concrete hyper-parameters."""
         levels = sorted(problem.levels) if problem.named else None
         checks.all_fit(self.coefficients(), levels)
+        if problem.risk is not None and not self.takes_risks:
+            raise ValueError(
+                f"{type(self).__name__} minimises the mean over the blocks only, got a problem with risk = "
+                f"{type(problem.risk).__name__}: use BlockNewton, MMBO or BSVRBv2"
+            )
 
     def coefficients(self) -> dict[str, object]:
         """The hyper-parameters by name: all fields that are not static."""
@@ -122,5 +129,10 @@ def renewed_if_due(solver: AbstractSolver, problem: Problem, state: State) -> St
     due = solver.due(state)
     if due is None:
         return state
-    found = run_if(due, lambda: solver.renew_estimates(problem, state).smoothness, state.smoothness)
-    return dataclasses.replace(state, smoothness=found)
+
+    def renewed() -> Any:
+        after = solver.renew_estimates(problem, state)
+        return after.smoothness, after.blocks
+
+    smoothness, blocks = run_if(due, renewed, (state.smoothness, state.blocks))
+    return dataclasses.replace(state, smoothness=smoothness, blocks=blocks)

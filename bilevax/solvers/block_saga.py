@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import KW_ONLY
 from typing import ClassVar
 
+import jax.numpy as jnp
 from jax import Array
 
 from bilevax._problem.groups import groups_of
@@ -131,7 +132,8 @@ class BlockSAGA(Recipe):
     def look(self, problem: Problem, state: State, sample: Sample, visits: dict[str, Visit]) -> Look:
         """The point, and the gradients there as the stored ones reduce them."""
         trackers, sources, parts = self.trackers(problem), parts_of(problem), dict(state.store)
-        point = Point(state.x, {name: tracker.recall(visits[name])[0] for name, tracker in trackers.items()})
+        y = {name: tracker.recall(visits[name])[0] for name, tracker in trackers.items()}
+        point = Point(state.x, y, state.weights(problem, sample))
 
         def reduced(part: str, v: dict[str, PyTree]) -> Slopes:
             by_x = parts[part].mean.x is not None
@@ -145,7 +147,10 @@ class BlockSAGA(Recipe):
 
         seen: dict[str, Array] = {}
         v, total = by_parts(problem, trackers, visits, state.x, reduced)
-        return Look(problem, sample, [point], [v], [Gradients(total.x, total.y, total.v, seen["f"])], parts)
+        f = seen["f"]
+        return Look(
+            problem, sample, [point], [v], [Gradients(total.x, total.y, total.v, jnp.mean(f), f)], parts
+        )
 
     def count_oracles(self, problem: Problem, sampler: Sampler, steps: int) -> Oracles:
         """A group of each sampled block per step; first a pass over all rows, and one over all groups."""

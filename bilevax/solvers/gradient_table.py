@@ -130,9 +130,11 @@ def filled_table(problem: Problem, state: State, parts: dict[str, Part]) -> dict
     y, out = _start_of_y(state), {}
     v = {name: zeros_like(y[name]) for name in problem.levels}
     width = sum(leaf.size for leaf in jax.tree.leaves(state.x))
-    together = max(1, min(MOST, _NUMBERS // width))
+    together, weights = max(1, min(MOST, _NUMBERS // width)), None
+    if problem.risk is not None and state.blocks is not None:
+        weights = problem.risk.weights(state.blocks.shared, state.blocks.values, None)
     for part, source in parts_of(problem).items():
-        look = _filling(problem, groups, part, source, Point(state.x, y), v)
+        look = _filling(problem, groups, part, source, Point(state.x, y, weights), v)
         out[part] = over_all_blocks(problem.count, look, parts[part], together)
         if part == UPPER:
             means = {n: out[part].mean.y[n] for n, level in problem.levels.items() if level.is_value}
@@ -144,7 +146,8 @@ def _filling(
     problem: Problem, groups: dict[str, Groups], part: str, source: str, start: Point, v: dict[str, PyTree]
 ) -> Any:
     def look(_: Any, blocks: Array, whole: Part) -> Part:
-        point, here = Point(start.x, gather(start.y, blocks)), gather(v, blocks)
+        weights = None if start.weights is None else start.weights[blocks]
+        point, here = Point(start.x, gather(start.y, blocks), weights), gather(v, blocks)
         first = {name: one.look_up(blocks, jnp.zeros_like(blocks)) for name, one in groups.items()}
 
         def one_group(number: Array, whole: Part) -> Part:

@@ -24,10 +24,11 @@ from bilevax._step.clocks import Clocks
 from bilevax._step.coefficients import FIRST_STEP, Coefficient, evaluate, evaluate_all, first
 from bilevax._step.estimators import moving_average, msvr_gamma, storm
 from bilevax._step.lagrangian import Point, gradients, lagrangian, upper_gradients
+from bilevax._step.linear_algebra import run_if
 from bilevax._step.oracles import Oracles, count_pass, count_steps
 from bilevax._step.ordering import after
 from bilevax._step.slots import Moving
-from bilevax._step.smoothness import renew_smoothness, unscaled
+from bilevax._step.smoothness import Smoothness, renew_smoothness, unscaled
 from bilevax._step.state import Info, State
 from bilevax._step.trackers import Identity, Optimised, Tracker
 from bilevax._step.visit import Look, Rates, Visit
@@ -70,6 +71,7 @@ class Recipe(AbstractSolver):
     """
 
     distributed: ClassVar[bool] = True
+    takes_risks: ClassVar[bool] = True
     corrected: ClassVar[bool]
     lazy: ClassVar[bool]
     rescales: ClassVar[bool] = True
@@ -162,9 +164,16 @@ class Recipe(AbstractSolver):
             clocks[name] = _tick(visit)
             repaired.append(count)
             visits[name] = eqx.tree_at(lambda visit: visit.rows, visit, rows)
+        objective, blocks = seen[0].objective, state.blocks
+        if problem.risk is not None and blocks is not None:
+            values = [one.values for one in seen if one.values is not None]
+            weights = look.points[0].weights
+            assert weights is not None
+            known = problem.risk, sample, values, weights, state.step, stage, state.sampler
+            blocks, objective = blocks.refresh(*known)
         levels, z = self.renew(problem, state, levels, z)
         # z is affine in the gradients: where devices share the blocks, one sum over them serves both points.
-        objective = jnp.where(bad_slots(problem, sample), jnp.nan, seen[0].objective)  # ends the run
+        objective = jnp.where(bad_slots(problem, sample), jnp.nan, objective)  # ends the run
         lag = sum(tracker.lag(visits[name], look) for name, tracker in self.trackers(problem).items())
         z, objective, lag = state.sampler.mean((z, objective, lag / sample.blocks.shape[0]))
         chance = min(state.sampler.chance(problem, n, slots.size) for n, slots in sample.slots.items())
@@ -180,16 +189,44 @@ class Recipe(AbstractSolver):
             clocks=clocks,
             smoothness={name: known.after(state.step, objective) for name, known in state.smoothness.items()},
             store=look.store,
+            blocks=blocks,
         )
         return moved, _info(state.sampler, objective, z, visits, sum(repaired))
 
     def due(self, state: State) -> Array | None:
-        """Whether the curvature has to be looked at before the next step."""
+        """Whether the curvature, or all values under a risk, have to be looked at before the next step."""
+        asked = [self._curvature_due(state), self._values_due(state)]
+        asked = [one for one in asked if one is not None]
+        return functools.reduce(jnp.logical_or, asked) if asked else None
+
+    def _curvature_due(self, state: State) -> Array | None:
         asked = [known.due for known in state.smoothness.values() if known.renewed]
         return functools.reduce(jnp.logical_or, asked) if asked else None
 
+    def _values_due(self, state: State) -> Array | None:
+        return None if state.blocks is None else state.blocks.due(state.step, state.sampler)
+
     def renew_estimates(self, problem: Problem, state: State) -> State:
-        """The state with the curvature where it is now, from the blocks that are visited next."""
+        """The state with the curvature where it is now, and what blocks share under a risk."""
+        values, curvature = self._values_due(state), self._curvature_due(state)
+        if values is None:
+            return dataclasses.replace(state, smoothness=self._curvature_now(problem, state))
+        known, risk = state.blocks, problem.risk
+        assert known is not None
+        assert risk is not None
+        shared, found = run_if(
+            values,
+            lambda: known.renewed(risk, state.step, state.sampler),
+            (known.shared, known.found),
+        )
+        blocks = dataclasses.replace(known, shared=shared, found=found)
+        if curvature is None:
+            return dataclasses.replace(state, blocks=blocks)
+        smoothness = run_if(curvature, lambda: self._curvature_now(problem, state), state.smoothness)
+        return dataclasses.replace(state, smoothness=smoothness, blocks=blocks)
+
+    def _curvature_now(self, problem: Problem, state: State) -> dict[str, Smoothness]:
+        """The curvature of the lower problems, from the blocks that are visited next."""
         problem = problem.with_centres(state.centres)
         sample = self.draw(problem, state)
         visits = self.visits(problem, state, sample, 0)
@@ -201,7 +238,7 @@ class Recipe(AbstractSolver):
             for name, known in state.smoothness.items()
             if known.renewed
         }
-        return dataclasses.replace(state, smoothness=state.smoothness | found)
+        return state.smoothness | found
 
     def draw(self, problem: Problem, state: State) -> Sample:
         """The blocks and rows of a step."""
@@ -278,7 +315,10 @@ class Recipe(AbstractSolver):
         """What a step sees at the points [now] or [now, before]."""
         recalled = {name: one.recall(visits[name]) for name, one in self.trackers(problem).items()}
         xs = [state.x, state.x_before] if self.corrected else [state.x]
-        points = [Point(x, {n: ys[place] for n, ys in recalled.items()}) for place, x in enumerate(xs)]
+        weights = state.weights(problem, sample)
+        points = [
+            Point(x, {n: ys[place] for n, ys in recalled.items()}, weights) for place, x in enumerate(xs)
+        ]
         return self.look_at(problem, sample, visits, points)
 
     def look_at(

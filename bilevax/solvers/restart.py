@@ -70,6 +70,11 @@ class Restart(AbstractSolver):
         return self.solver.distributed
 
     @property
+    def takes_risks(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the solver inside weighs blocks by a risk."""
+        return self.solver.takes_risks
+
+    @property
     def lengths(self) -> tuple[int, ...]:
         """The steps of every stage."""
         whole = [self.first * 2**k for k in range(self.stages)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -11,6 +12,8 @@ from jax import Array
 
 from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import START, Sample, Sampler
+from bilevax._problem.view import each_block
+from bilevax._step.block_values import first_values
 from bilevax._step.clocks import Clock, Clocks
 from bilevax._step.coefficients import FIRST_STEP, evaluate
 from bilevax._step.lagrangian import Point, gradients
@@ -19,6 +22,7 @@ from bilevax._step.slot_table import SlotTable, pack
 from bilevax._step.slots import Memory
 from bilevax._step.smoothness import Smoothness, estimate_floor, estimate_smoothness
 from bilevax._step.state import Restraint, State
+from bilevax._step.visit import Visit
 from bilevax._util.per_entry import PerEntry
 from bilevax._util.trees import PyTree, combine, result_dtype, zeros_like
 from bilevax.solvers.start_checks import checked_start, slot_shape
@@ -52,6 +56,10 @@ def start_state(recipe: Recipe, problem: Problem, x0: PyTree, y0: PyTree, sample
         )
         for n, tracker in trackers.items()
     }
+    if problem.risk is not None and rows == 0:
+        raise ValueError(
+            "initial_batch_size must not be 0 under a risk: its weights need the value of every block, got 0"
+        )
     state = State(
         step=jnp.zeros((), jnp.int32),
         x=x,
@@ -69,6 +77,10 @@ def start_state(recipe: Recipe, problem: Problem, x0: PyTree, y0: PyTree, sample
         domains=problem.domains if recipe.lazy else (),
         restraint=Restraint.none(result_dtype(x)),
     )
+    if problem.risk is not None:
+        values = _first_values(recipe, problem, state, estimated, rows)
+        blocks = first_values(problem.risk, values, sampler)
+        state = dataclasses.replace(state, blocks=blocks)
     return state if rows == 0 else _first_pass(recipe, problem, state, estimated, rows)
 
 
@@ -91,22 +103,51 @@ def _first_pass(
     recipe: Recipe, problem: Problem, state: State, estimated: frozenset[str], batch_size: int | None
 ) -> State:
     """The estimators of all slots, and z, from one batch per block at (x0, y0)."""
-    sampler, size = state.sampler, state.sampler.stratum_size
 
-    def look(stratum: Any, number: Any, places: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+    def look(sample: Sample, carry: tuple[Any, Any]) -> tuple[Any, Any]:
         levels, total = carry
-        random = sampler.stream(sampler.random.at(START).at(number), stratum)
-        sample = sampler.visit(problem, stratum * size + places, random, batch_size)
         rows, z = _first_look(recipe, problem, state, levels, sample, estimated)
         levels = {n: levels[n].put(sample.slots[n], rows[n], problem.levels[n].slots is None) for n in levels}
-        return levels, combine((1, total), (places.shape[0] / problem.count, z))
+        return levels, combine((1, total), (sample.blocks.shape[0] / problem.count, z))
 
-    def of_stratum(stratum: Any, carry: tuple[Any, Any]) -> tuple[Any, Any]:
-        return over_all_blocks(size, lambda *given: look(stratum, *given), carry)
+    levels, z = _over_first_batches(problem, state.sampler, batch_size, look, (state.levels, state.z))
+    return dataclasses.replace(state, levels=levels, z=state.sampler.mean(z))
 
-    strata, carry = sampler.strata or 1, (state.levels, state.z)
-    levels, z = of_stratum(0, carry) if strata == 1 else jax.lax.fori_loop(0, strata, of_stratum, carry)
-    return dataclasses.replace(state, levels=levels, z=sampler.mean(z))
+
+def _first_values(
+    recipe: Recipe, problem: Problem, state: State, estimated: frozenset[str], batch_size: int | None
+) -> Array:
+    """f of all blocks at (x0, y0), on the batches of the first pass: they weigh the blocks there."""
+
+    def f_of(problem: Problem, state: State, sample: Sample) -> Array:
+        visits = recipe.visits(problem, state, sample, 0)
+        y = _first_y(recipe, problem, state, visits, sample, estimated)
+        return each_block(problem, state.x, sample, lambda view, y: view.f(y), y)
+
+    def look(sample: Sample, values: Array) -> Array:
+        f = f_of(problem, state, sample).astype(values.dtype)
+        return values.at[sample.blocks].set(f, unique_indices=True)
+
+    one = state.sampler.one_block(problem, batch_size)
+    dtype = result_dtype(jax.eval_shape(f_of, problem, state, one))
+    blank = jnp.zeros(problem.count, dtype)
+    return _over_first_batches(problem, state.sampler, batch_size, look, blank)
+
+
+def _over_first_batches(
+    problem: Problem, sampler: Sampler, batch_size: int | None, look: Callable[[Sample, Any], Any], carry: Any
+) -> Any:
+    """carry ← look(sample, carry) over all blocks, some at a time, each with its first batch."""
+    size, strata = sampler.stratum_size, sampler.strata or 1
+
+    def of_some(stratum: Any, number: Any, places: Array, carry: Any) -> Any:
+        random = sampler.stream(sampler.random.at(START).at(number), stratum)
+        return look(sampler.visit(problem, stratum * size + places, random, batch_size), carry)
+
+    def of_stratum(stratum: Any, carry: Any) -> Any:
+        return over_all_blocks(size, lambda *given: of_some(stratum, *given), carry)
+
+    return of_stratum(0, carry) if strata == 1 else jax.lax.fori_loop(0, strata, of_stratum, carry)
 
 
 def _first_look(
@@ -121,15 +162,27 @@ def _first_look(
     trackers = recipe.trackers(problem)
     visits = recipe.visits(problem, dataclasses.replace(state, levels=levels), sample, 0)
     visits = {name: dataclasses.replace(visit, corrected=False) for name, visit in visits.items()}
-    y = {name: tracker.recall(visits[name])[0] for name, tracker in trackers.items()}
-    if estimated:  # at v = 0, ∂ℓ/∂v of a mean level is its c
-        for _ in range(_longest_chain(problem, estimated)):
-            means = gradients(problem, Point(state.x, y), zeros_like(y), sample).v
-            y = {name: means[name] if name in estimated else y[name] for name in y}
-    point = Point(state.x, y)
+    y = _first_y(recipe, problem, state, visits, sample, estimated)
+    point = Point(state.x, y, state.weights(problem, sample))
     visits = {n: tracker.prepare(visits[n], problem, point, sample) for n, tracker in trackers.items()}
     look = recipe.look_at(problem, sample, visits, [point])
     return {n: tracker.first(visits[n], look) for n, tracker in trackers.items()}, look.gradients[0].x
+
+
+def _first_y(
+    recipe: Recipe,
+    problem: Problem,
+    state: State,
+    visits: dict[str, Visit],
+    sample: Sample,
+    estimated: frozenset[str],
+) -> dict[str, PyTree]:
+    """y where it starts; a mean that was not given is that of its first batch."""
+    y = {name: tracker.recall(visits[name])[0] for name, tracker in recipe.trackers(problem).items()}
+    for _ in range(_longest_chain(problem, estimated)):
+        means = gradients(problem, Point(state.x, y), zeros_like(y), sample).v  # at v = 0, ∂ℓ/∂v is c
+        y = {name: means[name] if name in estimated else y[name] for name in y}
+    return y
 
 
 def _longest_chain(problem: Problem, estimated: frozenset[str]) -> int:

@@ -106,6 +106,11 @@ class QuadraticBlocks(Blocks):
         noise = 0.5 * (batch["a"] @ y) ** 2 - batch["b"] @ y
         return 0.5 * y @ block["A"] @ y + jnp.mean(noise - batch["e"] * (y @ block["B"] @ x))
 
+    def f(self, i, x, y, rows):
+        distance = 0.5 * np.sum((y - self.upper_rows["c"][rows]) ** 2, axis=1).mean()
+        coupling = x @ self.blocks["D"][i] @ y + 0.5 * self.rho * x @ x
+        return distance + self.upper_rows["h"][rows].mean(axis=0) @ x + coupling
+
     def f_x(self, i, x, y, rows):
         return self.upper_rows["h"][rows].mean(axis=0) + self.blocks["D"][i] @ y + self.rho * x
 
