@@ -91,6 +91,11 @@ CASES = {
         normal_problem(bx.minimum(project=(-0.5, 4.0))),
         {"batch_size": BATCH},
     ),
+    "transformation": (
+        bx.MMBO(upper_step=0.05, lower_step=optax.adam(0.05)),
+        normal_problem(lower),
+        {"batch_size": BATCH},
+    ),
     "RSVRB": (bx.RSVRB(upper_step=0.05), normal_problem(lower), {"batch_size": BATCH}),
 }
 

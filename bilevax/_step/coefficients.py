@@ -11,6 +11,7 @@ from jax import Array
 from bilevax._util.per_entry import PerEntry
 
 Coefficient = float | Callable[[Array], Array] | PerEntry | Mapping[str, Any]
+LowerStep = Coefficient | optax.GradientTransformation
 
 
 def evaluate(value: Any, step: Array, level: str | None = None) -> Any:

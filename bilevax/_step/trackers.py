@@ -29,6 +29,7 @@ from bilevax._step.clocks import Clock, CompensatedSum
 from bilevax._step.estimators import moving_average, msvr
 from bilevax._step.lagrangian import Gradients, Point, hessians
 from bilevax._step.linear_algebra import flatten_slots, raise_eigenvalues, run_if, solve, unflatten_slots
+from bilevax._step.lower_transformation import transformed_move
 from bilevax._step.oracles import Oracles
 from bilevax._step.slots import NEVER, Memory, Moving, project_ball
 from bilevax._step.smoothness import scaled
@@ -56,6 +57,9 @@ class Tracker:
       multiplier: whether the stored v is the multiplier [∇²_yy g]⁻¹ ∇_y f.
       indefinite: whether it also follows saddle points of g, whose Hessian is not definite.
       coefficients: the coefficients that a step needs, estimated where the user leaves them out.
+      transforms: whether y may be moved by an optax transformation, as `Descent.refresh_y` moves it.
+      twin: whether the stored v is another lower variable: the same transformation then moves it, unless it
+        has a step of its own.
       oracles: what a visit asks of g at one point.
     """
 
@@ -63,6 +67,8 @@ class Tracker:
     multiplier: ClassVar[bool] = False
     indefinite: ClassVar[bool] = False
     coefficients: ClassVar[frozenset[str]] = frozenset()
+    transforms: ClassVar[bool] = False
+    twin: ClassVar[bool] = False
     oracles: ClassVar[Oracles] = Oracles(gradients=1, products=1)
 
     def check(self, name: str, y: PyTree, slot_shape: tuple[int, ...]) -> None:
@@ -150,6 +156,7 @@ class Descent(Tracker):
     """
 
     coefficients = frozenset({"lower_step"})
+    transforms = True
 
     refreshed: bool = True
 
@@ -167,6 +174,8 @@ class Descent(Tracker):
         self, visit: Visit, old: Moving, value: PyTree, slope: PyTree, clock: Clock, step: Any
     ) -> Moving:
         """What to store of a variable that has this value now and whose slope was refreshed."""
+        if old.optimizer is not None:
+            return transformed_move(visit, old, value, slope, self.refreshed, step)
         return visit.move(value, slope, clock, step, None if self.refreshed else old.slope)
 
     def recall(self, visit: Visit) -> list[PyTree]:
@@ -248,6 +257,7 @@ class TrackedSolve(Descent):
 
     multiplier = True
     indefinite = True
+    coefficients = frozenset({"lower_step", "inverse_step"})
     oracles = Oracles(gradients=1, products=2)
 
     def blank(self, y: PyTree, corrected: bool, lazy: bool, smoothness: Any) -> Memory:

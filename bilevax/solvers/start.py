@@ -14,6 +14,7 @@ from bilevax._problem.sampling import START, Sample, Sampler
 from bilevax._step.clocks import Clock, Clocks
 from bilevax._step.coefficients import evaluate
 from bilevax._step.lagrangian import Point, gradients
+from bilevax._step.lower_transformation import with_transformation
 from bilevax._step.passes import over_all_blocks
 from bilevax._step.slot_table import SlotTable, pack
 from bilevax._step.slots import Memory
@@ -46,12 +47,16 @@ def start_state(recipe: Recipe, problem: Problem, x0: PyTree, y0: PyTree, sample
         if "floor" in missing[n]
     }
     clocks = {n: Clocks(Clock.start(result_dtype(y[n])), Clock.start(result_dtype(y[n]))) for n in trackers}
-    levels = {
-        n: pack(
-            tracker.blank(y[n], recipe.corrected, recipe.lazy, smoothness[n].bound if n in looked else 1.0)
+    levels = {}
+    for n, tracker in trackers.items():
+        memory = tracker.blank(
+            y[n], recipe.corrected, recipe.lazy, smoothness[n].bound if n in looked else 1.0
         )
-        for n, tracker in trackers.items()
-    }
+        transformation = recipe.transformation(n, tracker)
+        if transformation is not None:
+            twin = tracker.twin and recipe.leaves_out("inverse_step", n)
+            memory = with_transformation(memory, transformation, n, recipe.corrected, twin)
+        levels[n] = pack(memory)
     state = State(
         step=jnp.zeros((), jnp.int32),
         x=x,
@@ -78,12 +83,23 @@ def _used_smoothness(
     estimated: dict[str, Smoothness],
     missing: dict[str, set[str]],
 ) -> dict[str, Smoothness]:
-    """The curvature of the levels whose step was left out, or given with a scale for every entry."""
+    """The curvature of the levels whose step was left out, or given with a scale for every entry.
+
+    Where an optax transformation moves y, that is the step of v alone.
+    """
     out = {name: known for name, known in estimated.items() if "lower_step" in missing[name]}
-    for name in problem.levels:
-        given = evaluate(recipe.option("lower_step"), jnp.zeros((), jnp.int32), name)
-        if isinstance(given, PerEntry):
-            out[name] = Smoothness.given(given, recipe.leaves_out("inverse_step", name))
+    for name, tracker in recipe.trackers(problem).items():
+        lower, inverse = (
+            evaluate(recipe.option(step), jnp.zeros((), jnp.int32), name)
+            for step in ("lower_step", "inverse_step")
+        )
+        if isinstance(lower, PerEntry):
+            out[name] = Smoothness.given(lower, inverse is None)
+        elif recipe.transformation(name, tracker) is not None:
+            if "inverse_step" in missing[name]:
+                out[name] = dataclasses.replace(estimated[name], lower=False)
+            elif isinstance(inverse, PerEntry):
+                out[name] = Smoothness.given(inverse, True, lower=False)
     return out
 
 
