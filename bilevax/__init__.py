@@ -10,6 +10,7 @@ from bilevax._problem.rows import Batch, PerBlock, Rows, Shared
 from bilevax._problem.saddle import saddle
 from bilevax._problem.sampling import Sampling
 from bilevax._problem.stream import Stream
+from bilevax._problem.streamed import Streamed
 from bilevax._run.checkpoint import Checkpoint, CheckpointError
 from bilevax._run.chunks import advance
 from bilevax._run.history import History
@@ -110,6 +111,7 @@ __all__ = [
     "State",
     "Stop",
     "Stream",
+    "Streamed",
     "Sweep",
     "TensorBoard",
     "Trial",

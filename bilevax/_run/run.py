@@ -17,6 +17,7 @@ from bilevax._run.checkpoint import CheckpointError
 from bilevax._run.checkpoint_store import CheckpointStore
 from bilevax._run.chunks import Sizes, compiled_chunk, sizes
 from bilevax._run.divergence import describe, fault
+from bilevax._run.feeding import Feed
 from bilevax._run.history import History
 from bilevax._run.interrupts import Interrupts
 from bilevax._run.outcome import Outcome
@@ -116,9 +117,10 @@ class Run:
         state: State,
         shards: Shards | None,
         begin: Callable[[AbstractSolver], State],
+        feed: Feed | None,
         stop: Stop,
     ):
-        self.inputs, self.begin = (solver, problem), begin
+        self.inputs, self.begin, self.feed = (solver, problem), begin, feed
         self.state, self.history, self.shards, self.stop = state, History(), shards, stop
         self.done, self.running, self.compile_seconds = 0, 0.0, 0.0
         self.total, self.counted = (0.0, 0.0), 0  # of f, since the last entry
@@ -157,7 +159,7 @@ class Run:
         """Takes a chunk of steps, at most up to a boundary."""
         tick, before = time.perf_counter(), self.done
         count = min(self.chunk, boundary - self.done)
-        state, total = compiled_chunk(self.inputs, self.state, count, self.total, self.shards)
+        state, total = self._take(self.state, count, self.total)
         self.total = (float(total.high), float(total.low))
         self.state, self.done = state, int(state.step)
         self.counted += self.done - before
@@ -168,6 +170,12 @@ class Run:
         if not np.isfinite(self.total[0]) and not self._recovered(before):
             self.failed = self._divergence(before)
 
+    def _take(self, state: State, steps: int, total: tuple[float, float] = (0.0, 0.0)) -> Any:
+        """Some steps, and the sum of f over them."""
+        if self.feed is None:
+            return compiled_chunk(self.inputs, state, steps, total, self.shards)
+        return self.feed.advance(self.inputs, state, steps, total, self.shards)
+
     def _recovered(self, first: int) -> bool:
         """Goes back to the latest healthy state with a shorter step, if that may help."""
         guard, problem = self.guard, self.inputs[1]
@@ -176,7 +184,7 @@ class Run:
         start, lost = int(guard.good.step), self.done
         if lost <= 1:  # f is not finite at the start
             return False
-        held, total = compiled_chunk(self.inputs, guard.held(), lost - start, shards=self.shards)
+        held, total = self._take(guard.held(), lost - start)
         objective = float(total.high) / (lost - start)
         what = guard.cause(self._entry(sizes(guard.good), 0.0), self._entry(sizes(held), objective))
         self.state = guard.back(lost, what, lambda: self.begin(self.inputs[0]))
@@ -191,7 +199,8 @@ class Run:
         solver, problem = self.inputs
 
         def advice() -> str:
-            if self.several_processes:  # they might not agree on how many replays to take
+            # Several processes might not agree on how many replays to take; rows of the host are read once.
+            if self.several_processes or self.feed is not None:
                 return ""
             most = _ADVICE_SECONDS * self.speed + self.done
             replays = Replays(problem, self.begin, self.done, most, self.shards)
@@ -279,6 +288,7 @@ class Run:
             "total": self.total,
             "counted": self.counted,
             "recoveries": [dataclasses.asdict(one) for one in self.recoveries],
+            "streams": None if self.feed is None else self.feed.positions(self.done),
             "best": [self.best_value if np.isfinite(self.best_value) else None, self.best_step, self.stale],
         }
         store.save(self.state, self._extra, notes)
@@ -327,6 +337,8 @@ class Run:
         self.total = (float(high), float(low))
         if not np.isfinite([*self.total, self.running]).all():
             raise ValueError("the sum of f is not finite")
+        if self.feed is not None:
+            self.feed.restore(notes["streams"])
         if self.guard is not None:
             self.guard.recoveries = [Recovery(**one) for one in notes["recoveries"]]
         value, step, stale = notes["best"]

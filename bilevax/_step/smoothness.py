@@ -458,4 +458,4 @@ def _probe(problem: Problem, sampler: Sampler) -> Sample:
         random = sampler.stream(sampler.random.at(POWER), place)
         return sampler.visit(problem, place * size + chosen, random, sampler.batch_size)
 
-    return sampler.by_stratum(of_stratum)
+    return sampler.probe(problem, lambda: sampler.by_stratum(of_stratum))

@@ -28,7 +28,8 @@ class MSVR(Recipe):
       upper_step: η: a float, a schedule of the step number, or an optax transformation of z;
         left out, `automatic_step()`.
       lower_step: the step of `minimum` and `maximum` levels, along a tracked ∇_y f, or an optax
-        transformation of it; left out, 2/(3 L), with scales for the entries of y; may be a dict by lower level.
+        transformation of it; left out, 2/(3 L), with scales for the entries of y; may be
+        a dict by lower level.
       alpha: α in (0, 1].
       beta: β in (0, 1].
       gamma: γ; left out, (m−I)/(I(1−α)) + (1−α), at most 10.
