@@ -233,7 +233,7 @@ def test_what_cannot_be_streamed_is_refused_by_name():
             run(streamed(), **options)
     with pytest.raises((TypeError, ValueError), match="Streamed"):
         run(streamed(), bx.BlockSAGA(0.1))
-    with pytest.raises(ValueError, match="Streamed rows.* cannot all be read"):
+    with pytest.raises(ValueError, match=r"Streamed rows.* cannot all be read"):
         bx.objective(streamed(), X0)
     solver, plan = bx.MMBO(0.1, lower_step=0.1), bx.Sampling(2, 3)
     with pytest.raises(ValueError, match=r"read by bilevax.minimize.*sweep"):
