@@ -11,6 +11,7 @@ from bilevax._problem.rows import Batch, PerBlock, Rows, Shared
 from bilevax._problem.saddle import saddle
 from bilevax._problem.sampling import Sampling
 from bilevax._problem.stream import Stream
+from bilevax._problem.streamed import Streamed
 from bilevax._run.checkpoint import Checkpoint, CheckpointError
 from bilevax._run.chunks import advance
 from bilevax._run.history import History
@@ -113,6 +114,7 @@ __all__ = [
     "State",
     "Stop",
     "Stream",
+    "Streamed",
     "Sweep",
     "TensorBoard",
     "Trial",

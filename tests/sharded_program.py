@@ -122,6 +122,11 @@ CASES = {
         {"batch_size": BATCH},
     ),
     "nested": (bx.BSVRBv1(upper_step=0.05), nested_problem, {"batch_size": BATCH}),
+    "transformation": (
+        bx.MMBO(upper_step=0.05, lower_step=optax.adam(0.05)),
+        normal_problem(lower),
+        {"batch_size": BATCH},
+    ),
     "RSVRB": (bx.RSVRB(upper_step=0.05), normal_problem(lower), {"batch_size": BATCH}),
 }
 

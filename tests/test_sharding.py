@@ -23,8 +23,8 @@ from bilevax._run.digest import SMALL, checksum
 
 TESTS = Path(__file__).parent
 TOLERANCE = 1e-5
-EIGHT = ["BSVRBv2", "MSVR", "RSVRB", "BlockPAGE", "minimum", "nested", "wide@wide@20", "estimate"]
-EIGHT += ["cvar", "groups", "soft"]
+EIGHT = ["BSVRBv2", "MSVR", "RSVRB", "BlockPAGE", "minimum", "nested", "transformation"]
+EIGHT += ["cvar", "groups", "soft", "wide@wide@20", "estimate"]
 
 
 def start(folder, orders, devices, coordinator=None):
@@ -70,7 +70,9 @@ def eight(tmp_path_factory):
     return folder, finish([start(folder, EIGHT, 8)])[0]
 
 
-@pytest.mark.parametrize("name", ["BSVRBv2", "MSVR", "RSVRB", "BlockPAGE", "minimum", "nested"])
+@pytest.mark.parametrize(
+    "name", ["BSVRBv2", "MSVR", "RSVRB", "BlockPAGE", "minimum", "nested", "transformation"]
+)
 def test_eight_devices_follow_one_device(name, eight, alone):
     folder, output = eight
     assert f"{name} on 8 devices, y split along blocks" in output

@@ -234,6 +234,19 @@ class Problem(eqx.Module):
         """The levels whose variables descend within a set, each with its projection."""
         return tuple((name, level.domain) for name, level in self.levels.items() if level.domain is not None)
 
+    def with_rows(self, change: Callable[[Rows], Rows]) -> Problem:
+        """The same problem, with every source of rows changed."""
+        sources = [one for one in (self.upper_data, *self.lower_data) if one is not None]
+        new = [change(one) for one in sources]
+        if all(a is b for a, b in zip(sources, new, strict=True)):
+            return self
+        return eqx.tree_at(
+            lambda problem: [one for one in (problem.upper_data, *problem.lower_data) if one is not None],
+            self,
+            new,
+            is_leaf=lambda leaf: isinstance(leaf, Rows),
+        )
+
     def see(self, x: PyTree, block: PyTree, lower: dict[str, Batch]) -> PyTree:
         """What f and g receive as x on a batch: the value of `through`, or x itself without one."""
         if self.through is None or self.upper_shares is None:

@@ -61,6 +61,14 @@ class Rows(eqx.Module):
     def check(self, name: str, blocks: int) -> None:
         """Raises if the source does not fit a problem of that many blocks."""
 
+    def outline(self) -> Rows:
+        """Rows of the same shapes, for programs that are traced to see their shapes and never run."""
+        return self
+
+    def at(self, step: Array) -> Rows:
+        """The rows as a step sees them."""
+        return self
+
     # Whether the arrays are split along their leading axis when devices share the blocks, or held by all.
     split: ClassVar[bool] = False
 

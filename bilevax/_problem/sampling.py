@@ -27,6 +27,7 @@ from bilevax._problem.problem import Problem
 from bilevax._problem.rows import Batch
 from bilevax._problem.sample_sizes import chosen_sizes
 from bilevax._problem.stream import Stream, permuted
+from bilevax._problem.streamed import Streamed
 from bilevax._util import checks
 
 PyTree = Any
@@ -92,6 +93,7 @@ class Sampler(eqx.Module):
 
     def draw(self, problem: Problem, step: Array) -> Sample:
         """Everything that step `step` samples."""
+        problem = problem.with_rows(lambda rows: rows.at(step))
 
         def of_stratum(place: Array | int) -> Sample:
             random = self.stream(self.random.at(ROWS).at(step), place)
@@ -167,6 +169,10 @@ class Sampler(eqx.Module):
         upper = problem.draw_upper(random.at(0), blocks, batch_size, lower)
         return Sample(blocks, constants, touched, upper, lower)
 
+    def probe(self, problem: Problem, look: Callable[[], Sample]) -> Sample:
+        """What is seen before the first step: a look, or step 0 where rows are known for steps only."""
+        return self.draw(problem, jnp.zeros((), jnp.int32)) if is_streamed(problem) else look()
+
     def one_block(self, problem: Problem, batch_size: int | None, slots: bool = True) -> Sample:
         """The shapes of a sample of one block, with that many rows or (None) all of them."""
         return _visit_one.eval_shape(problem, self, batch_size, slots)
@@ -178,7 +184,8 @@ class Sampler(eqx.Module):
 
 @functools.partial(jax.jit, static_argnums=(2, 3))  # for its shapes, which are then known the next time
 def _visit_one(problem: Problem, sampler: Sampler, batch_size: int | None, slots: bool) -> Sample:
-    return sampler.visit(problem, jnp.zeros(1, jnp.int32), sampler.random, batch_size, slots)
+    outline = problem.with_rows(lambda rows: rows.outline())
+    return sampler.visit(outline, jnp.zeros(1, jnp.int32), sampler.random, batch_size, slots)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,8 +240,16 @@ class Sampling:
             isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key) and key.shape == ()
         ):
             raise TypeError(f"key must be one key made by jax.random.key(seed), got {key!r}")
-        per_step, batch_size = chosen_sizes(problem, self.blocks_per_step, self.batch_size, self.strata or 1)
-        strata = None if self.strata is None else _checked_strata(self.strata, problem, per_step)
+        strata, initial = self.strata, self.initial_batch_size
+        if is_streamed(problem):
+            strata, initial = _checked_streaming(self)
+        per_step, batch_size = chosen_sizes(problem, self.blocks_per_step, self.batch_size, strata or 1)
+        if batch_size is None and is_streamed(problem):
+            raise ValueError(
+                "batch_size must be given for Streamed rows, which cannot all be read: diagnostics and "
+                "verify cannot be had"
+            )
+        strata = None if strata is None else _checked_strata(strata, problem, per_step)
         return Sampler(
             Stream.start(key),
             problem.count,
@@ -242,9 +257,26 @@ class Sampling:
             batch_size,
             self.shuffle,
             strata,
-            self.initial_batch_size,
+            initial,
             problem.axis,
         )
+
+
+def is_streamed(problem: Problem) -> bool:
+    """Whether some rows stay on the host, and are known for the blocks of steps only."""
+    return any(isinstance(one, Streamed) for one in (problem.upper_data, *problem.lower_data))
+
+
+def _checked_streaming(sampling: Sampling) -> tuple[int | None, int | Literal["all"] | None]:
+    """The strata and the first batch of a run with streamed rows."""
+    if sampling.strata not in (None, 1):
+        raise ValueError(f"strata must be left out for Streamed rows, got {sampling.strata}")
+    if sampling.initial_batch_size not in (None, 0):
+        raise ValueError(
+            "initial_batch_size must be 0 for Streamed rows, which are read for the blocks of steps only, "
+            f"got {sampling.initial_batch_size!r}"
+        )
+    return None, 0
 
 
 def all_rows(problem: Problem) -> Sampler:

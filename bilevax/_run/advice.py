@@ -12,6 +12,7 @@ from bilevax._problem.problem import Problem
 from bilevax._run.ill_posed import curvature_fault, unbounded_below
 from bilevax._run.knobs import AT_REST, Change, Knobs, shown, used
 from bilevax._run.replay import Replays, TooLongError, Trial
+from bilevax._step.lower_transformation import has_transformation
 from bilevax._step.state import State
 from bilevax.solvers.base import AbstractSolver
 
@@ -136,6 +137,7 @@ class _Advice:
 
     def _is_beyond(self, name: str) -> bool:
         known = self.knobs.is_given(name) and name in self.used and name in self.automatic
+        known = known and not has_transformation(self.knobs.values[name])  # its factor is not a step
         return known and self.used[name] > _BEYOND * self.automatic[name]
 
     def _shorter_lower(self, factors: tuple[float, ...]) -> list[_Changes]:

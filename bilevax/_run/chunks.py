@@ -138,7 +138,7 @@ def _root_mean_square(state: State, letter: str) -> Array:
         if letter not in squares:
             continue
         known = state.smoothness.get(name)
-        if known is not None and (letter == "s" or known.inverse):
+        if known is not None and (known.lower if letter == "s" else known.inverse):
             squares[letter] = unscaled(squares[letter], jax.tree.map(jnp.square, known.scales))
         total += sum(jnp.sum(leaf) for leaf in jax.tree.leaves(squares[letter]))
         slots += memory.slots

@@ -17,6 +17,7 @@ from bilevax._problem.problem import Problem
 from bilevax._problem.rows import PerBlock
 from bilevax._problem.sampling import Sampling, as_sampling
 from bilevax._run.chunks import chunk_program, numbers_as_arrays, start_program
+from bilevax._run.feeding import blank_problem
 from bilevax._run.sharding import make_shards
 from bilevax._step.clocks import CompensatedSum
 from bilevax._util import processes
@@ -122,7 +123,7 @@ def memory_estimate(
     sampler = sampling.sampler(problem, jax.random.key(0))
     solver = chosen_solver(problem, solver, y0, sampler)
     solver.check(problem, sampler)
-    problem, x0, y0 = _outlined(problem), _shapes(x0), _shapes(y0)
+    problem, x0, y0 = _outlined(blank_problem(problem, sampler)), _shapes(x0), _shapes(y0)
     state = eqx.filter_eval_shape(solver.start, problem, x0, y0, sampler)
     if shards is not None:
         shards.check(solver, problem, x0, y0, sampler)

@@ -16,10 +16,11 @@ from jax.sharding import Mesh
 
 from bilevax._problem.problem import Problem
 from bilevax._problem.row_means import check_row_means
-from bilevax._problem.sampling import Sampler, Sampling, as_sampling
+from bilevax._problem.sampling import Sampler, Sampling, as_sampling, is_streamed
 from bilevax._run.checkpoint import Checkpoint, as_checkpoint
 from bilevax._run.checkpoint_store import CheckpointStore, saved_strata
 from bilevax._run.chunks import compiled_start, numbers_as_arrays
+from bilevax._run.feeding import Feed
 from bilevax._run.identity import identity
 from bilevax._run.interrupts import Interrupts, report
 from bilevax._run.logs import Log, Logs
@@ -139,11 +140,15 @@ def minimize(
     solver.check(problem, sampler)
 
     with contextlib.ExitStack() as stack:
-        run = Run(*_start(solver, problem, x0, y0, sampler, shards), stop, steps)
+        feed = Feed(problem, sampler, steps) if is_streamed(problem) else None
+        if feed is not None:
+            stack.callback(feed.close)
+        run = Run(*_start(solver, problem, x0, y0, sampler, shards, feed), feed, stop, steps)
         saves = None
         if saving is not None:
             together = shards is not None and shards.several_processes
-            same = identity(problem.with_centres(run.state.centres), solver, run.state)
+            known = problem if feed is None else feed.blank(problem)
+            same = identity(known.with_centres(run.state.centres), solver, run.state)
             saves = _Saves(saving, CheckpointStore(saving.directory, same, saving.keep, together))
             stack.callback(saves.store.close)
             run.continue_from(saves.store) if saving.resume else saves.store.require_none()
@@ -322,11 +327,14 @@ def _start(
     y0: PyTree,
     sampler: Sampler,
     shards: Shards | None,
+    feed: Feed | None,
 ) -> tuple[AbstractSolver, Problem, State, Shards | None, Callable[[AbstractSolver], State]]:
     """The solver and the problem as a compiled chunk takes them, the state before the first step, the devices
     that share the blocks, and how any solver begins."""
     check_row_means(problem, x0, y0)
     check_feasible(problem, y0)
+    if feed is not None:
+        problem, _ = feed.fill(problem, 0, ahead=False)
     if shards is None:
         problem = with_offsets(problem, solver, x0, y0, sampler)
     else:

@@ -18,6 +18,7 @@ from bilevax._run.checkpoint import CheckpointError
 from bilevax._run.checkpoint_store import CheckpointStore
 from bilevax._run.chunks import Sizes, compiled_chunk, sizes, work_of
 from bilevax._run.divergence import describe, fault
+from bilevax._run.feeding import Feed
 from bilevax._run.history import History
 from bilevax._run.interrupts import Interrupts
 from bilevax._run.outcome import Outcome
@@ -117,10 +118,11 @@ class Run:
         state: State,
         shards: Shards | None,
         begin: Callable[[AbstractSolver], State],
+        feed: Feed | None,
         stop: Stop,
         steps: int,
     ):
-        self.inputs, self.begin = (solver, problem), begin
+        self.inputs, self.begin, self.feed = (solver, problem), begin, feed
         # Of all steps, not of those that are left: a run that is resumed must have the same bits.
         self.work = math.inf if shards is not None else work_of(problem, state, steps)
         self.state, self.history, self.shards, self.stop = state, History(), shards, stop
@@ -161,7 +163,7 @@ class Run:
         """Takes a chunk of steps, at most up to a boundary."""
         tick, before = time.perf_counter(), self.done
         count = min(self.chunk, boundary - self.done)
-        state, total = compiled_chunk(self.inputs, self.state, count, self.total, self.shards, self.work)
+        state, total = self._take(self.state, count, self.total)
         self.total = (float(total.high), float(total.low))
         self.state, self.done = state, int(state.step)
         self.counted += self.done - before
@@ -172,6 +174,12 @@ class Run:
         if not np.isfinite(self.total[0]) and not self._recovered(before):
             self.failed = self._divergence(before)
 
+    def _take(self, state: State, steps: int, total: tuple[float, float] = (0.0, 0.0)) -> Any:
+        """Some steps, and the sum of f over them."""
+        if self.feed is None:
+            return compiled_chunk(self.inputs, state, steps, total, self.shards, self.work)
+        return self.feed.advance(self.inputs, state, steps, total, self.shards)
+
     def _recovered(self, first: int) -> bool:
         """Goes back to the latest healthy state with a shorter step, if that may help."""
         guard, problem = self.guard, self.inputs[1]
@@ -180,9 +188,7 @@ class Run:
         start, lost = int(guard.good.step), self.done
         if lost <= 1:  # f is not finite at the start
             return False
-        held, total = compiled_chunk(
-            self.inputs, guard.held(), lost - start, shards=self.shards, work=self.work
-        )
+        held, total = self._take(guard.held(), lost - start)
         objective = float(total.high) / (lost - start)
         what = guard.cause(self._entry(sizes(guard.good), 0.0), self._entry(sizes(held), objective))
         self.state = guard.back(lost, what, lambda: self.begin(self.inputs[0]))
@@ -197,7 +203,8 @@ class Run:
         solver, problem = self.inputs
 
         def advice() -> str:
-            if self.several_processes:  # they might not agree on how many replays to take
+            # Several processes might not agree on how many replays to take; rows of the host are read once.
+            if self.several_processes or self.feed is not None:
                 return ""
             most = _ADVICE_SECONDS * self.speed + self.done
             replays = Replays(problem, self.begin, self.done, most, self.shards, self.work)
@@ -285,6 +292,7 @@ class Run:
             "total": self.total,
             "counted": self.counted,
             "recoveries": [dataclasses.asdict(one) for one in self.recoveries],
+            "streams": None if self.feed is None else self.feed.positions(self.done),
             "best": [self.best_value if np.isfinite(self.best_value) else None, self.best_step, self.stale],
         }
         store.save(self.state, self._extra, notes)
@@ -333,6 +341,8 @@ class Run:
         self.total = (float(high), float(low))
         if not np.isfinite([*self.total, self.running]).all():
             raise ValueError("the sum of f is not finite")
+        if self.feed is not None:
+            self.feed.restore(notes["streams"])
         if self.guard is not None:
             self.guard.recoveries = [Recovery(**one) for one in notes["recoveries"]]
         value, step, stale = notes["best"]

@@ -276,8 +276,6 @@ def _is_number(value: Any) -> bool:
 
 def _word_at(value: Any, step: Any) -> str:
     """A hyper-parameter in words; a schedule with its present value."""
-    if isinstance(value, optax.GradientTransformation):
-        return "optax transformation"
     if not callable(value):
         return _word(value)
     name = getattr(value, "__name__", None) or repr(value)
@@ -292,6 +290,8 @@ def _word(value: Any) -> str:
     """A value in a few characters."""
     if value is None:
         return "left out"
+    if isinstance(value, optax.GradientTransformation):
+        return "optax transformation"
     if isinstance(value, (str, bool, int)):
         return str(value)
     if hasattr(value, "shape") and value.shape != ():

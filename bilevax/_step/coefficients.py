@@ -12,6 +12,7 @@ from jax import Array
 from bilevax._util.per_entry import PerEntry
 
 Coefficient = float | Callable[[Array], Array] | PerEntry | Mapping[str, Any]
+LowerStep = Coefficient | optax.GradientTransformation
 
 FIRST_STEP = np.zeros((), np.int32)  # t = 0, on the host
 

@@ -23,13 +23,16 @@ class Moving(eqx.Module):
       value: the variable, at the slot's last visit if it moves lazily, else now.
       slope: the tracked gradient it descends along.
       stamp: the clock at the last visit; None if only sampled slots move.
-      earlier: the slope of the step that ended at the stamp, where the variable turns into `slope` only then.
+      earlier: the slope of the step that ended at the stamp, where the variable turns into `slope` only then;
+        or minus the last move of an optax transformation, where a method undoes it.
+      optimizer: the state of the slots' optax transformations, if these move the variable.
     """
 
     value: PyTree
     slope: PyTree
     stamp: CompensatedSum | None
     earlier: PyTree = None
+    optimizer: PyTree = None
 
     @property
     def last_slope(self) -> PyTree:

@@ -64,6 +64,7 @@ class Smoothness(eqx.Module):
       inverse: whether v moves with P, too; not if the user gave a step for it.
       due: whether it is time for another look.
       renewed: whether the estimate changes during a run; not if the user gave it.
+      lower: whether y moves with P; not if an optax transformation moves it.
     """
 
     value: Array
@@ -72,13 +73,15 @@ class Smoothness(eqx.Module):
     due: Array
     inverse: bool = eqx.field(static=True, default=True)
     renewed: bool = eqx.field(static=True, default=True)
+    lower: bool = eqx.field(static=True, default=True)
 
     @classmethod
-    def given(cls, steps: PerEntry, inverse: bool) -> Smoothness:
+    def given(cls, steps: PerEntry, inverse: bool, lower: bool = True) -> Smoothness:
         """Steps that the user gave: `value` is then τ itself."""
         value = jnp.asarray(steps.step)
         scales = jax.tree.map(lambda a: jnp.asarray(a, value.dtype), steps.scales)
-        return cls(value, scales, jnp.zeros_like(value), jnp.zeros((), bool), inverse, renewed=False)
+        blank = jnp.zeros_like(value), jnp.zeros((), bool)
+        return cls(value, scales, *blank, inverse, renewed=False, lower=lower)
 
     def step(self, chance: float) -> Array:
         """τ; lazy slots move in every step, and are visited with this chance."""
@@ -533,4 +536,4 @@ def _probe(problem: Problem, sampler: Sampler) -> Sample:
         random = sampler.stream(sampler.random.at(POWER), place)
         return sampler.visit(problem, place * size + chosen, random, sampler.batch_size)
 
-    return sampler.by_stratum(of_stratum)
+    return sampler.probe(problem, lambda: sampler.by_stratum(of_stratum))

@@ -36,6 +36,7 @@ from bilevax._step.linear_algebra import (
     solve,
     unflatten_slots,
 )
+from bilevax._step.lower_transformation import transformed_move
 from bilevax._step.oracles import Oracles
 from bilevax._step.slots import NEVER, Memory, Moving, project_ball
 from bilevax._step.smoothness import scaled
@@ -64,6 +65,9 @@ class Tracker:
       indefinite: whether it also follows saddle points of g, whose Hessian is not definite.
       sets: what a y that descends may be confined to: nothing, bounds, or any set with a projection.
       coefficients: the coefficients that a step needs, estimated where the user leaves them out.
+      transforms: whether y may be moved by an optax transformation, as `Descent.refresh_y` moves it.
+      twin: whether the stored v is another lower variable: the same transformation then moves it, unless it
+        has a step of its own.
       oracles: what a visit asks of g at one point.
     """
 
@@ -72,6 +76,8 @@ class Tracker:
     indefinite: ClassVar[bool] = False
     sets: ClassVar[Literal["none", "bounds", "any"]] = "none"
     coefficients: ClassVar[frozenset[str]] = frozenset()
+    transforms: ClassVar[bool] = False
+    twin: ClassVar[bool] = False
     oracles: ClassVar[Oracles] = Oracles(gradients=1, products=1)
 
     def check(self, name: str, y: PyTree, slot_shape: tuple[int, ...]) -> None:
@@ -162,6 +168,7 @@ class Descent(Tracker):
     """
 
     coefficients = frozenset({"lower_step"})
+    transforms = True
 
     refreshed: bool = True
 
@@ -179,6 +186,8 @@ class Descent(Tracker):
         self, visit: Visit, old: Moving, value: PyTree, slope: PyTree, clock: Clock, step: Any
     ) -> Moving:
         """What to store of a variable that has this value now and whose slope was refreshed."""
+        if old.optimizer is not None:
+            return transformed_move(visit, old, value, slope, self.refreshed, step)
         return visit.move(value, slope, clock, step, None if self.refreshed else old.slope)
 
     def recall(self, visit: Visit) -> list[PyTree]:
@@ -264,6 +273,7 @@ class TrackedSolve(Descent):
     multiplier = True
     indefinite = True
     sets = "bounds"
+    coefficients = frozenset({"lower_step", "inverse_step"})
     oracles = Oracles(gradients=1, products=2)
 
     def blank(self, y: PyTree, corrected: bool, lazy: bool, smoothness: Any) -> Memory:

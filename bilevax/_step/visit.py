@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import optax
 from jax import Array
 
 from bilevax._problem.levels import Level
@@ -43,6 +44,7 @@ class Visit(eqx.Module):
       lazy: whether all slots move, caught up when visited; else only the visited ones move.
       slot_axes: how many leading axes of `rows` count slots.
       level: the level itself.
+      transformation: the optax transformation that moves y, if not plain steps do.
     """
 
     rows: Memory
@@ -54,6 +56,7 @@ class Visit(eqx.Module):
     lazy: bool = eqx.field(static=True)
     slot_axes: int = eqx.field(static=True)
     level: Level | None = None
+    transformation: optax.GradientTransformation | None = None
 
     @property
     def recent(self) -> Array:

@@ -137,6 +137,31 @@ def grouped(
 
 
 @reproduce_app.command()
+def meta(
+    family: Annotated[
+        list[str] | None, typer.Option(help="sines or digits; repeat for both; default: both")
+    ] = None,
+    method: Method = None,
+    tasks: Annotated[int, typer.Option(help="tasks to learn from")] = 1000,
+    seconds: Annotated[float, typer.Option(help="processor seconds of a run")] = 60.0,
+    tuning_seconds: Annotated[float, typer.Option(help="of each of nine settings")] = 20.0,
+    seeds: Seeds = 5,
+    seed: Seed = 0,
+    out: Out = RESULTS,
+    quick: Quick = False,
+) -> None:
+    """New tasks after adaptation: a learnt prior beside joint training, MAML and ANIL, at equal seconds."""
+    with errors_as_messages():
+        from bilevax.experiments import meta
+
+        options = meta.MetaOptions(
+            tasks=tasks, seconds=seconds, tuning_seconds=tuning_seconds, seeds=seeds, seed=seed,
+            **given(families=family, methods=method),
+        )  # fmt: skip
+        meta.run(options, out / "meta", quick=quick)
+
+
+@reproduce_app.command()
 def ndcg(
     protocol: Protocol = "ours",
     data: RankingData = "ml-1m",

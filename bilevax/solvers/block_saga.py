@@ -13,7 +13,7 @@ from bilevax._problem.groups import groups_of
 from bilevax._problem.problem import Problem
 from bilevax._problem.reading import readers
 from bilevax._problem.sampling import ROWS, Sample, Sampler
-from bilevax._step.coefficients import Coefficient
+from bilevax._step.coefficients import Coefficient, LowerStep
 from bilevax._step.lagrangian import Gradients, Point
 from bilevax._step.oracles import Oracles, count_pass, count_rows
 from bilevax._step.state import State
@@ -61,8 +61,8 @@ class BlockSAGA(Recipe):
     Args:
       upper_step: η: a float, a schedule of the step number, or an optax transformation of z;
         left out, `automatic_step()`.
-      lower_step: τ; left out, 2/(3 L), with a scale for every entry of y.
-      inverse_step: τ̄; left out, τ.
+      lower_step: τ, or an optax transformation; left out, 2/(3 L), with a scale for every entry of y.
+      inverse_step: τ̄; left out, τ, or 2/(3 L) if y moves by a transformation.
       radius: V ≥ ‖v_i‖; left out, v is not projected.
 
     All but `upper_step` may be dicts by lower level. The table is filled from all rows at the start;
@@ -80,7 +80,7 @@ class BlockSAGA(Recipe):
 
     upper_step: UpperStep | None = None
     _: KW_ONLY
-    lower_step: Coefficient | None = None
+    lower_step: LowerStep | None = None
     inverse_step: Coefficient | None = None
     radius: Coefficient | None = None
 

@@ -14,6 +14,7 @@ from bilevax.solvers.toolkit import (
     Coefficient,
     Gradients,
     Look,
+    LowerStep,
     Oracles,
     Rates,
     Recipe,
@@ -38,6 +39,7 @@ class Pair(TrackedSolve):
     multiplier = False
     indefinite = False
     sets = "any"
+    twin = True
     oracles = Oracles(gradients=4)  # of g by x and by y, at y and at w
 
     def first_v(self, y: Any) -> Any:
@@ -96,8 +98,8 @@ class F2SA(Penalty):
     Args:
       upper_step: η: a float, a schedule of the step number, or an optax transformation; left
         out, `automatic_step()`.
-      lower_step: τ; left out, 2/(3 L), with a scale for every entry of y.
-      inverse_step: τ̄; left out, τ.
+      lower_step: τ, or an optax transformation; left out, 2/(3 L), with a scale for every entry of y.
+      inverse_step: τ̄; left out, τ, or the same transformation.
       penalty: ρ, a number or a growing schedule. The bias of ∇F falls with 1/ρ; its noise grows with ρ.
 
     All but `upper_step` may be dicts by lower level. The objective of the history is f at w.
@@ -112,7 +114,7 @@ class F2SA(Penalty):
 
     upper_step: UpperStep | None = None
     _: KW_ONLY
-    lower_step: Coefficient | None = None
+    lower_step: LowerStep | None = None
     inverse_step: Coefficient | None = None
     penalty: Coefficient = 10.0
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from jax import Array
 
-from bilevax.solvers.toolkit import Coefficient, Recipe, TrackedSolve, UpperStep
+from bilevax.solvers.toolkit import Coefficient, LowerStep, Recipe, TrackedSolve, UpperStep
 
 
 class MASOBA(Recipe):
@@ -25,8 +25,8 @@ class MASOBA(Recipe):
     Args:
       upper_step: η: a float, a schedule of the step number, or an optax transformation of z;
         left out, `automatic_step()`.
-      lower_step: τ; left out, 2/(3 L), with a scale for every entry of y.
-      inverse_step: τ̄; left out, τ.
+      lower_step: τ, or an optax transformation; left out, 2/(3 L), with a scale for every entry of y.
+      inverse_step: τ̄; left out, τ, or 2/(3 L) if y moves by a transformation.
       beta: β in (0, 1].
       radius: V ≥ ‖v_i‖; left out, v is not projected.
 
@@ -43,7 +43,7 @@ class MASOBA(Recipe):
 
     upper_step: UpperStep | None = None
     _: KW_ONLY
-    lower_step: Coefficient | None = None
+    lower_step: LowerStep | None = None
     inverse_step: Coefficient | None = None
     beta: float | Callable[[Array], Array] = 0.1
     radius: Coefficient | None = None

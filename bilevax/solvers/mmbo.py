@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY
 
 from jax import Array
 
-from bilevax._step.coefficients import Coefficient
+from bilevax._step.coefficients import Coefficient, LowerStep
 from bilevax._step.trackers import TrackedSolve
 from bilevax.solvers.recipe import Recipe
 from bilevax.solvers.upper import UpperStep
@@ -29,8 +29,8 @@ class MMBO(Recipe):
     Args:
       upper_step: η: a float, a schedule of the step number, or an optax transformation of z;
         left out, `automatic_step()`.
-      lower_step: τ; left out, 2/(3 L), with a scale for every entry of y.
-      inverse_step: τ̄; left out, τ.
+      lower_step: τ, or an optax transformation; left out, 2/(3 L), with a scale for every entry of y.
+      inverse_step: τ̄; left out, τ, or 2/(3 L) if y moves by a transformation.
       alpha: α in (0, 1].
       alpha_bar: ᾱ; left out, α.
       beta: β in (0, 1].
@@ -49,7 +49,7 @@ class MMBO(Recipe):
 
     upper_step: UpperStep | None = None
     _: KW_ONLY
-    lower_step: Coefficient | None = None
+    lower_step: LowerStep | None = None
     inverse_step: Coefficient | None = None
     alpha: Coefficient = 0.9
     alpha_bar: Coefficient | None = None

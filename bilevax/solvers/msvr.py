@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY
 
 from jax import Array
 
-from bilevax._step.coefficients import Coefficient
+from bilevax._step.coefficients import Coefficient, LowerStep
 from bilevax.solvers.recipe import Recipe
 from bilevax.solvers.upper import UpperStep
 
@@ -27,8 +27,9 @@ class MSVR(Recipe):
     Args:
       upper_step: η: a float, a schedule of the step number, or an optax transformation of z;
         left out, `automatic_step()`.
-      lower_step: the step of `minimum` and `maximum` levels, along a tracked ∇_y f; left out, 2/(3 L), with a
-        scale for every entry of y; may be a dict by lower level.
+      lower_step: the step of `minimum` and `maximum` levels, along a tracked ∇_y f, or an optax
+        transformation of it; left out, 2/(3 L), with scales for the entries of y; may be
+        a dict by lower level.
       alpha: α in (0, 1].
       beta: β in (0, 1].
       gamma: γ; left out, (m−I)/(I(1−α)) + (1−α), at most 10.
@@ -46,7 +47,7 @@ class MSVR(Recipe):
 
     upper_step: UpperStep | None = None
     _: KW_ONLY
-    lower_step: Coefficient | None = None
+    lower_step: LowerStep | None = None
     alpha: Coefficient = 0.1
     beta: float | Callable[[Array], Array] = 0.1
     gamma: Coefficient | None = None

@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array
 
 from bilevax._problem.problem import Problem
-from bilevax._problem.sampling import START, Sampler
+from bilevax._problem.sampling import START, Sample, Sampler
 from bilevax._problem.stream import Stream
 from bilevax._problem.view import BlockView, each_block
 from bilevax._step.coefficients import FIRST_STEP, evaluate
@@ -134,7 +134,10 @@ def _follows(
             in_units_of_y = (share > _LEAST_SHARE) & (share < _MOST_SHARE)
             return jnp.where(in_units_of_y, -inner(pushed, r) / jnp.where(sizes > 0, sizes, 1), 0)
 
-        sample = sampler.visit(problem, blocks, sampler.random.at(START), sampler.batch_size)
-        return jnp.median(each_block(problem, x, sample, cosine, gather(y, blocks)))
+        def some() -> Sample:
+            return sampler.visit(problem, blocks, sampler.random.at(START), sampler.batch_size)
+
+        sample = sampler.probe(problem, some)
+        return jnp.median(each_block(problem, x, sample, cosine, gather(y, sample.blocks)))
 
     return eqx.filter_jit(look)(problem, sampler, x, y[name]) > _ALONG

@@ -13,6 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import Array
 
 from bilevax._problem.levels import Level
@@ -25,6 +26,11 @@ from bilevax._step.coefficients import FIRST_STEP, Coefficient, evaluate, evalua
 from bilevax._step.estimators import moving_average, msvr_gamma, storm
 from bilevax._step.lagrangian import Point, gradients, lagrangian, upper_gradients
 from bilevax._step.linear_algebra import run_if
+from bilevax._step.lower_transformation import (
+    refuse_transformation,
+    transformation_of,
+    without_transformations,
+)
 from bilevax._step.oracles import Oracles, count_pass, count_steps
 from bilevax._step.ordering import after
 from bilevax._step.slots import Moving
@@ -91,8 +97,12 @@ class Recipe(AbstractSolver):
         checks.coefficient("alpha_bar", self.option("alpha_bar"), high=1.0, by_level=True)
         if not self.fixes("beta"):
             checks.coefficient("beta", self.beta, high=1.0, optional=False)
-        checks.coefficient("lower_step", _numbers(self.option("lower_step")), zero=True, by_level=True)
-        for name in ("inverse_step", "gamma", "gamma_bar"):
+        if self.lazy:
+            refuse_transformation(type(self).__name__, self.option("lower_step"))
+        given = without_transformations(self.option("lower_step"))
+        checks.coefficient("lower_step", _numbers(given), zero=True, by_level=True)
+        checks.coefficient("inverse_step", _numbers(self.option("inverse_step")), zero=True, by_level=True)
+        for name in ("gamma", "gamma_bar"):
             checks.coefficient(name, self.option(name), zero=True, by_level=True)
         for name in ("radius", "floor"):
             checks.coefficient(name, self.option(name), by_level=True)
@@ -108,13 +118,22 @@ class Recipe(AbstractSolver):
     def check(self, problem: Problem, sampler: Sampler) -> None:
         """Raises if a hyper-parameter or a level does not fit the method."""
         super().check(problem, sampler)
-        self.trackers(problem)
-        for level in problem.levels:
+        for level, tracker in self.trackers(problem).items():
+            self._check_inverse_step(level, tracker)
             if isinstance(self.alpha, Mapping) and level not in self.alpha:
                 named = sorted(self.alpha)
                 raise ValueError(f"alpha must name every lower level, got {named}, without {level!r}")
             if self.corrected:
                 self._check_gamma(problem, sampler, level)
+
+    def _check_inverse_step(self, level: str, tracker: Tracker) -> None:
+        """Raises if v is to have scales of its own: it has those of y, where y has some."""
+        inverse = evaluate(self.option("inverse_step"), jnp.zeros((), jnp.int32), level)
+        if isinstance(inverse, PerEntry) and self.transformation(level, tracker) is None:
+            raise TypeError(
+                f"inverse_step of the lower level {level!r} must be a number or a schedule unless lower_step "
+                "is an optax transformation, got a PerEntry: give lower_step=PerEntry(…), which v shares"
+            )
 
     def _check_gamma(self, problem: Problem, sampler: Sampler, level: str) -> None:
         """Raises where α = 1 would make the default γ infinite."""
@@ -296,6 +315,7 @@ class Recipe(AbstractSolver):
 
     def visits(self, problem: Problem, state: State, sample: Sample, stage: Array | int) -> dict[str, Visit]:
         """The touched slots of every level, gathered."""
+        trackers = self.trackers(problem)
         return {
             name: Visit(
                 state.levels[name].take(sample.slots[name]),
@@ -307,9 +327,22 @@ class Recipe(AbstractSolver):
                 self.lazy,
                 sample.slots[name].ndim,
                 level,
+                self.transformation(name, trackers[name]),
             )
             for name, level in problem.levels.items()
         }
+
+    def transformation(self, name: str, tracker: Tracker) -> optax.GradientTransformation | None:
+        """The optax transformation that moves the variable of a level; None if plain steps do."""
+        given = transformation_of(self.option("lower_step"), name)
+        if given is None or "lower_step" not in tracker.coefficients:
+            return None
+        if not tracker.transforms:
+            raise TypeError(
+                f"lower_step of the lower level {name!r} must be a number or a schedule, got an optax "
+                f"transformation: its tracker {type(tracker).__name__} takes plain steps only"
+            )
+        return given
 
     def look(self, problem: Problem, state: State, sample: Sample, visits: dict[str, Visit]) -> Look:
         """What a step sees at the points [now] or [now, before]."""
@@ -367,12 +400,16 @@ class Recipe(AbstractSolver):
             gamma_bar = first(gamma_bar, gamma, least(msvr_gamma(alpha_bar, chance), MOST_GAMMA))
             gamma = first(gamma, least(msvr_gamma(alpha, chance), most))
         lower_step: Any = given.get("lower_step")
+        if transformation_of(self.option("lower_step"), name) is not None:
+            lower_step = 1.0  # the factor of its moves
         inverse_step: Any = given.get("inverse_step")
         lower_scales = inverse_scales = None
         if name in state.smoothness:
             known = state.smoothness[name]
-            lower_step = known.step(chance if self.lazy else 1.0)
-            lower_scales, inverse_scales = known.scales, known.scales if known.inverse else None
+            step = known.step(chance if self.lazy else 1.0)
+            lower_step, inverse_step = (step, inverse_step) if known.lower else (lower_step, step)
+            lower_scales = known.scales if known.lower else None
+            inverse_scales = known.scales if known.inverse else None
         if problem.levels[name].own:
             lower_step, inverse_step = lower_step * shrunk, None
         elif problem.levels[name].has_hessian:
@@ -393,8 +430,12 @@ class Recipe(AbstractSolver):
         for level, rates in found.items():
             if rates.lower_scales is not None and "lower_step" in out:
                 out["lower_step"][level] = PerEntry(rates.lower_step, rates.lower_scales)
+            if transformation_of(self.option("lower_step"), level) is not None:
+                out["lower_step"].pop(level)
             if rates.inverse_scales is not None and "inverse_step" in out:
-                out["inverse_step"].pop(level)  # as y
+                shared = out["inverse_step"].pop(level)  # as y, where y takes plain steps
+                if rates.lower_scales is None:
+                    out["inverse_step"][level] = PerEntry(shared, rates.inverse_scales)
         return out
 
     def first_rows(self, sampler: Sampler) -> int | None:
@@ -403,7 +444,10 @@ class Recipe(AbstractSolver):
 
     def missing(self, name: str, tracker: Tracker) -> set[str]:
         """Which of the coefficients that a level needs were left out, and must be estimated."""
-        return {one for one in tracker.coefficients if self.leaves_out(one, name)}
+        missing = {one for one in tracker.coefficients if self.leaves_out(one, name)}
+        # An inverse step that is left out is the lower step, but v itself has no use for a transformation.
+        shared = tracker.twin or self.transformation(name, tracker) is None
+        return missing - {"inverse_step"} if shared else missing
 
     def leaves_out(self, coefficient: str, name: str) -> bool:
         """Whether the user gave no value of a coefficient for a level."""

@@ -20,6 +20,7 @@ from bilevax._problem.view import BlockView, each_block
 from bilevax._step.clocks import Clock, Clocks, CompensatedSum
 from bilevax._step.coefficients import evaluate, first
 from bilevax._step.linear_algebra import raise_eigenvalues, solve, unflatten_slots
+from bilevax._step.lower_transformation import refuse_transformation
 from bilevax._step.oracles import Oracles, count_pass, count_steps
 from bilevax._step.ordering import after
 from bilevax._step.slots import Moving, gather, project_ball, scatter
@@ -139,6 +140,7 @@ class RSVRB(AbstractSolver):
 
     def __check_init__(self) -> None:
         checks.upper_step(self.upper_step)
+        refuse_transformation(type(self).__name__, self.lower_step)
         if not isinstance(self.lower_step, PerEntry):
             checks.coefficient("lower_step", self.lower_step, zero=True)
         checks.coefficient("beta", self.beta, high=1.0)

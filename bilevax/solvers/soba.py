@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY
 from typing import ClassVar
 
-from bilevax._step.coefficients import Coefficient
+from bilevax._step.coefficients import Coefficient, LowerStep
 from bilevax._step.trackers import TrackedSolve
 from bilevax.solvers.recipe import Recipe
 from bilevax.solvers.upper import UpperStep
@@ -24,8 +24,8 @@ class SOBA(Recipe):
     Args:
       upper_step: η: a float, a schedule of the step number, or an optax transformation; left
         out, `automatic_step()`.
-      lower_step: τ; left out, 2/(3 L), with a scale for every entry of y.
-      inverse_step: τ̄; left out, τ.
+      lower_step: τ, or an optax transformation; left out, 2/(3 L), with a scale for every entry of y.
+      inverse_step: τ̄; left out, τ, or 2/(3 L) if y moves by a transformation.
       radius: V ≥ ‖v_i‖; left out, v is not projected.
 
     All but `upper_step` may be dicts by lower level.
@@ -41,7 +41,7 @@ class SOBA(Recipe):
 
     upper_step: UpperStep | None = None
     _: KW_ONLY
-    lower_step: Coefficient | None = None
+    lower_step: LowerStep | None = None
     inverse_step: Coefficient | None = None
     radius: Coefficient | None = None
 

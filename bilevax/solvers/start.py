@@ -17,6 +17,7 @@ from bilevax._step.block_values import first_values
 from bilevax._step.clocks import Clock, Clocks
 from bilevax._step.coefficients import FIRST_STEP, evaluate
 from bilevax._step.lagrangian import Point, gradients
+from bilevax._step.lower_transformation import with_transformation
 from bilevax._step.passes import over_all_blocks
 from bilevax._step.slot_table import SlotTable, pack
 from bilevax._step.slots import Memory
@@ -50,12 +51,16 @@ def start_state(recipe: Recipe, problem: Problem, x0: PyTree, y0: PyTree, sample
         if "floor" in missing[n]
     }
     clocks = {n: Clocks(Clock.start(result_dtype(y[n])), Clock.start(result_dtype(y[n]))) for n in trackers}
-    levels = {
-        n: pack(
-            tracker.blank(y[n], recipe.corrected, recipe.lazy, smoothness[n].bound if n in looked else 1.0)
+    levels = {}
+    for n, tracker in trackers.items():
+        memory = tracker.blank(
+            y[n], recipe.corrected, recipe.lazy, smoothness[n].bound if n in looked else 1.0
         )
-        for n, tracker in trackers.items()
-    }
+        transformation = recipe.transformation(n, tracker)
+        if transformation is not None:
+            twin = tracker.twin and recipe.leaves_out("inverse_step", n)
+            memory = with_transformation(memory, transformation, n, recipe.corrected, twin)
+        levels[n] = pack(memory)
     if problem.risk is not None and rows == 0:
         raise ValueError(
             "initial_batch_size must not be 0 under a risk: its weights need the value of every block, got 0"
@@ -90,12 +95,22 @@ def _used_smoothness(
     estimated: dict[str, Smoothness],
     missing: dict[str, set[str]],
 ) -> dict[str, Smoothness]:
-    """The curvature of the levels whose step was left out, or given with a scale for every entry."""
+    """The curvature of the levels whose step was left out, or given with a scale for every entry.
+
+    Where an optax transformation moves y, that is the step of v alone.
+    """
     out = {name: known for name, known in estimated.items() if "lower_step" in missing[name]}
-    for name in problem.levels:
-        given = evaluate(recipe.option("lower_step"), FIRST_STEP, name)
-        if isinstance(given, PerEntry):
-            out[name] = Smoothness.given(given, recipe.leaves_out("inverse_step", name))
+    for name, tracker in recipe.trackers(problem).items():
+        lower, inverse = (
+            evaluate(recipe.option(step), FIRST_STEP, name) for step in ("lower_step", "inverse_step")
+        )
+        if isinstance(lower, PerEntry):
+            out[name] = Smoothness.given(lower, inverse is None)
+        elif recipe.transformation(name, tracker) is not None:
+            if "inverse_step" in missing[name]:
+                out[name] = dataclasses.replace(estimated[name], lower=False)
+            elif isinstance(inverse, PerEntry):
+                out[name] = Smoothness.given(inverse, True, lower=False)
     return out
 
 

@@ -13,7 +13,7 @@ from bilevax._problem.sampling import Sample, Sampler
 from bilevax._problem.stream import Stream
 from bilevax._problem.view import BlockView, each_block
 from bilevax._step.clocks import Clock, Clocks, CompensatedSum
-from bilevax._step.coefficients import Coefficient, evaluate
+from bilevax._step.coefficients import Coefficient, LowerStep, evaluate
 from bilevax._step.estimators import moving_average, msvr, msvr_gamma, storm
 from bilevax._step.lagrangian import Gradients, Point, gradients, hessians, lagrangian, upper_gradients
 from bilevax._step.linear_algebra import flatten_slots, raise_eigenvalues, solve, unflatten_slots
@@ -42,6 +42,7 @@ __all__ = [
     "Info",
     "Level",
     "Look",
+    "LowerStep",
     "Memory",
     "Moving",
     "Optimised",

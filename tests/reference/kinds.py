@@ -148,14 +148,39 @@ class Look:
         self.s_p, self.s_q = problem.f_p(i, of_f, upper), -problem.f_q(i, of_f, upper)
 
 
+class Adam:
+    """Adam with a state of its own for every block: m, n and t count the visits of that block alone."""
+
+    def __init__(self, step, b1=0.9, b2=0.99, eps=1e-3):
+        self.step, self.b1, self.b2, self.eps, self.state = step, b1, b2, eps, {}
+
+    def __call__(self, i, slope):
+        m, n, t = self.state.get(i, (0 * slope, 0 * slope, 0))
+        m, n, t = self.b1 * m + (1 - self.b1) * slope, self.b2 * n + (1 - self.b2) * slope**2, t + 1
+        self.state[i] = m, n, t
+        return -self.step * (m / (1 - self.b1**t)) / (np.sqrt(n / (1 - self.b2**t)) + self.eps)
+
+
 def steps_of(
-    problem, samples, start, coefficients, *, corrected, everyone, curvature, lam=None, refresh=False
+    problem,
+    samples,
+    start,
+    coefficients,
+    *,
+    corrected,
+    everyone,
+    curvature,
+    lam=None,
+    refresh=False,
+    moves=None,
 ):
     """The states after every step of a method that tracks slopes; `everyone`: all blocks move.
 
     curvature: "v" tracks the multiplier, "H" the Hessian, "w" is a penalty; None if a is given. refresh: the
-    samples say when all is computed anew, and the estimators forget nothing otherwise (BlockPAGE).
+    samples say when all is computed anew, and the estimators forget nothing otherwise (BlockPAGE). moves: by
+    variable, how its blocks move along their slopes, if not by plain steps (such as `Adam`).
     """
+    moves = moves or {}
     now = old = SimpleNamespace(**copy.deepcopy(start))
     tracked = ["s_p", "s_q"] + ([] if curvature is None else ["s_a", "H" if curvature == "H" else "u"])
     states = []
@@ -192,12 +217,13 @@ def steps_of(
         else:
             new.z = storm(now.z, G, G_old, k.beta) if corrected else moving_average(now.z, G, k.beta)
         for i in range(problem.m) if everyone else seen:
-            new.p[i] = now.p[i] - k.tau * new.s_p[i]
-            new.q[i] = now.q[i] - k.tau * new.s_q[i]
-            if curvature is not None:
-                new.a[i] = now.a[i] - k.tau * new.s_a[i]
+            for name in ("p", "q") if curvature is None else ("p", "q", "a"):
+                slope = getattr(new, f"s_{name}")[i]
+                move = moves[name](i, slope) if name in moves else -k.tau * slope
+                getattr(new, name)[i] = getattr(now, name)[i] + move
             if curvature in ("v", "w"):
-                new.v[i] = new.v[i] - k.tau_bar * new.u[i]
+                move = moves["v"](i, new.u[i]) if "v" in moves else -k.tau_bar * new.u[i]
+                new.v[i] = new.v[i] + move
         problem.bounded(new)
         for i in seen:
             if curvature == "v" and not everyone:

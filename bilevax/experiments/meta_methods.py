@@ -1,0 +1,258 @@
+r"""Four ways to learn from many tasks how to learn a new one; the first three are written for this.
+
+===========  =============================================================================================
+joint        one network for all rows of all tasks, which is then trained further on a new task's rows
+MAML         the start from which five steps on a task's rows do best on its others; the steps are unrolled
+ANIL         the same, but only the last layer takes the steps
+bilevax      a prior θ: a task's network φ minimises its loss + λ/2 ‖φ − θ‖², stored as an offset from θ
+===========  =============================================================================================
+
+All move what they learn by Adam, along gradients of norm at most one. A method takes chunks of steps in one
+compiled program; its step sizes are arguments of it.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array
+
+import bilevax as bx
+from bilevax.experiments.meta_tasks import Family, Params, Tasks
+
+Setting = dict[str, float]
+STEPS = 50  # of a chunk
+INNER = 5  # unrolled steps of MAML and ANIL
+UPPER = (1e-3, 3e-3, 1e-2)
+LOWER = {"sines": (0.003, 0.01, 0.03), "digits": (0.03, 0.1, 0.3)}
+STRENGTHS = {"sines": (0.3, 1.0, 3.0), "digits": (0.03, 0.1, 0.3)}
+FIXED = {"sines": 0.02, "digits": 0.1}  # the lower step of bilevax
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapter:
+    """How a learnt network is fitted to a new task: gradient steps of its loss.
+
+    Attributes:
+      params: where to begin.
+      rate: of the steps.
+      strength: λ of the pull back to the start.
+      last_only: whether only the last layer moves.
+    """
+
+    params: Params
+    rate: float
+    strength: float = 0.0
+    last_only: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Method(abc.ABC):
+    """A method on a family of tasks.
+
+    Attributes:
+      family: the tasks' family.
+      tasks: those to learn from.
+      per_step: the tasks of a step.
+    """
+
+    family: Family
+    tasks: Tasks
+    per_step: int
+
+    @classmethod
+    def settings(cls, family: str) -> list[Setting]:
+        """What is tried for a family of tasks: nine settings."""
+        return [{"upper": upper, "lower": lower} for upper in UPPER for lower in LOWER[family]]
+
+    @abc.abstractmethod
+    def begin(self, setting: Setting, seed: int) -> Any:
+        """The state before the first step."""
+
+    @abc.abstractmethod
+    def advance(self, state: Any, setting: Setting, chunk: int) -> Any:
+        """The state `STEPS` steps later; `chunk` counts the calls."""
+
+    @abc.abstractmethod
+    def adapter(self, state: Any, setting: Setting) -> Adapter:
+        """What is applied to new tasks."""
+
+
+class Gradient(Method):
+    """A method that descends along gradients of one function of the network with Adam."""
+
+    def begin(self, setting: Setting, seed: int) -> Any:
+        params = self.family.start(jax.random.key(seed))
+        return params, adam(1.0).init(params), jax.random.key(seed)
+
+    def advance(self, state: Any, setting: Setting, chunk: int) -> Any:
+        program = _program(type(self), self.family, self.per_step)
+        return program(state, _arrays(setting), chunk, (self.tasks.support, self.tasks.query))
+
+    @classmethod
+    @abc.abstractmethod
+    def value(cls, family: Family, params: Params, support: Any, query: Any, setting: Any) -> Array:
+        """What is minimised, on the rows of some tasks."""
+
+    def adapter(self, state: Any, setting: Setting) -> Adapter:
+        return Adapter(state[0], setting["lower"])
+
+
+class Joint(Gradient):
+    """One network for all rows of all tasks."""
+
+    @classmethod
+    def value(cls, family: Family, params: Params, support: Any, query: Any, setting: Any) -> Array:
+        losses = [jax.vmap(family.mean_loss, (None, 0))(params, rows) for rows in (support, query)]
+        return jnp.mean(jnp.stack(losses))
+
+
+class MAML(Gradient):
+    """The start from which a few unrolled steps do best."""
+
+    last_only: ClassVar[bool] = False
+
+    @classmethod
+    def value(cls, family: Family, params: Params, support: Any, query: Any, setting: Any) -> Array:
+        def one(support: Any, query: Any) -> Array:
+            adapted = params
+            for _ in range(INNER):
+                slope = jax.grad(family.mean_loss)(adapted, support)
+                adapted = moved(adapted, slope, setting["lower"], cls.last_only)
+            return family.mean_loss(adapted, query)
+
+        return jnp.mean(jax.vmap(one)(support, query))
+
+    def adapter(self, state: Any, setting: Setting) -> Adapter:
+        return Adapter(state[0], setting["lower"], last_only=self.last_only)
+
+
+class ANIL(MAML):
+    """The same, for the last layer alone."""
+
+    last_only = True
+
+
+class Bilevax(Method):
+    """A prior, by `bilevax.SOBA` on offsets from it."""
+
+    @classmethod
+    def settings(cls, family: str) -> list[Setting]:
+        """Its lower step is not tried: λ is."""
+        pulls = STRENGTHS[family]
+        return [{"upper": one, "lower": FIXED[family], "strength": pull} for one in UPPER for pull in pulls]
+
+    def begin(self, setting: Setting, seed: int) -> Any:
+        params = self.family.start(jax.random.key(seed))
+        y0 = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(self.tasks), *a.shape)), params)
+        plan = bx.Sampling(self.per_step, batch_size="all", initial_batch_size=0)
+        problem = self.problem(setting["strength"])
+        return _begun(problem, _arrays(setting), params, y0, jax.random.key(seed), plan)
+
+    def advance(self, state: Any, setting: Setting, chunk: int) -> Any:
+        return _advanced(self.problem(setting["strength"]), _arrays(setting), state)
+
+    def problem(self, strength: float) -> bx.Problem:
+        """The tasks as blocks, each with λ as its constant."""
+        strengths = jnp.full(len(self.tasks), strength)
+        return eqx.tree_at(lambda problem: problem.blocks, self._problem, strengths)
+
+    @functools.cached_property
+    def _problem(self) -> bx.Problem:
+        def rows(part: tuple[np.ndarray, np.ndarray]) -> bx.PerBlock:
+            flat = tuple(a.reshape(-1, *a.shape[2:]) for a in part)
+            return bx.PerBlock(flat, np.arange(len(part[0]) + 1) * part[0].shape[1])
+
+        blocks = jnp.zeros(len(self.tasks))
+        return bx.Problem(*_levels(self.family), blocks, rows(self.tasks.query), rows(self.tasks.support))
+
+    def adapter(self, state: Any, setting: Setting) -> Adapter:
+        return Adapter(state.x, setting["lower"], setting["strength"])
+
+
+def adam(rate: Any) -> optax.GradientTransformation:
+    """What all methods move their network by."""
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
+
+
+def solver(setting: Any) -> bx.SOBA:
+    """SOBA with the same above."""
+    return bx.SOBA(adam(setting["upper"]), lower_step=setting["lower"])
+
+
+@functools.lru_cache
+def _levels(family: Family) -> tuple[Any, Any]:
+    """f and g: the same functions for all tasks, so that they are compiled once."""
+
+    def upper(x: Params, y: Params, block: Array, batch: Any) -> Array:
+        return family.mean_loss(y, batch)
+
+    def lower(x: Params, y: Params, block: Array, batch: Any) -> Array:
+        return family.mean_loss(y, batch) + pull(y, x, block)
+
+    return upper, bx.argmin(lower, around=_whole)
+
+
+def _whole(x: Params) -> Params:
+    return x
+
+
+@eqx.filter_jit
+def _begun(
+    problem: bx.Problem, setting: Any, params: Params, y0: Params, key: Array, plan: bx.Sampling
+) -> bx.State:
+    return solver(setting).init(problem, params, y0, key=key, sampling=plan)
+
+
+@eqx.filter_jit
+def _advanced(problem: bx.Problem, setting: Any, state: bx.State) -> bx.State:
+    return bx.advance(problem, solver(setting), state, STEPS)
+
+
+@functools.lru_cache
+def _program(kind: type[Gradient], family: Family, per_step: int) -> Any:
+    """Steps of a method along the gradient of its value, compiled once for all tasks and settings."""
+
+    def advance(state: Any, setting: Any, chunk: Array, rows: Any) -> Any:
+        count = rows[0][0].shape[0]
+
+        def step(number: Array, state: Any) -> Any:
+            params, optimizer, key = state
+            some = jax.random.fold_in(key, chunk * STEPS + number)
+            chosen = jax.random.randint(some, (per_step,), 0, count)
+            support, query = jax.tree.map(lambda a: jnp.asarray(a)[chosen], rows)
+            slope = jax.grad(lambda params: kind.value(family, params, support, query, setting))(params)
+            moves, optimizer = adam(setting["upper"]).update(slope, optimizer)
+            return optax.apply_updates(params, moves), optimizer, key
+
+        return jax.lax.fori_loop(0, STEPS, step, state)
+
+    return jax.jit(advance)
+
+
+def _arrays(setting: Setting) -> dict[str, Array]:
+    """Numbers that are no constants of a program."""
+    return {name: jnp.asarray(one) for name, one in setting.items()}
+
+
+def pull(y: Params, prior: Params, strength: Array) -> Array:
+    """λ/2 ‖y − θ‖²."""
+    squares = jax.tree.map(lambda a, b: jnp.sum((a - b) ** 2), y, prior)
+    return 0.5 * strength * sum(jax.tree.leaves(squares))
+
+
+def moved(params: Params, slope: Params, rate: Any, last_only: bool) -> Params:
+    """The network after a step, of all layers or of the last one."""
+    first = params[:-1] if last_only else jax.tree.map(lambda a, b: a - rate * b, params[:-1], slope[:-1])
+    return [*first, jax.tree.map(lambda a, b: a - rate * b, params[-1], slope[-1])]
+
+
+METHODS: dict[str, type[Method]] = {"joint": Joint, "MAML": MAML, "ANIL": ANIL, "bilevax": Bilevax}

@@ -1,0 +1,128 @@
+"""`bilevax reproduce meta`: the tasks and methods are what they say, and the command writes its tables."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("typer")
+from typer.testing import CliRunner
+
+from bilevax.cli import app
+from bilevax.data import DataError
+from bilevax.experiments import meta, meta_methods, meta_tasks
+
+SINES = dataclasses.replace(meta_tasks.sines(), widths=(1, 5, 5, 1))
+
+
+def test_sine_tasks_are_sines_and_parts_share_no_rows():
+    tasks = SINES.draw(20, 0, "train")
+    for inputs, targets in (tasks.support, tasks.query):
+        t, y = inputs[..., 0], targets[..., 0]
+        design = np.stack([np.sin(t), np.cos(t)], -1)  # A sin(t + φ) is linear in these
+        for task in range(20):
+            fit = np.linalg.lstsq(design[task], y[task], rcond=None)[0]
+            np.testing.assert_allclose(design[task] @ fit, y[task], atol=1e-4)
+            assert 0.09 < np.linalg.norm(fit) < 5.01
+    assert not np.allclose(tasks.support[0], tasks.query[0])
+    assert not np.allclose(tasks.support[0], SINES.draw(20, 0, "test").support[0])
+
+
+def test_digit_tasks_name_and_turn_their_digits(monkeypatch, tmp_path):
+    images = np.zeros((200, 28, 28), np.uint8)
+    labels = np.arange(200) % 10
+    for number, label in enumerate(labels):
+        images[number, : 2 + 2 * label, :4] = 255  # a bar whose length tells the digit
+    np.savez(tmp_path / "mnist.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    monkeypatch.setenv("BILEVAX_DATA", str(tmp_path))
+    tasks = meta_tasks.digits().draw(30, 0, "train")
+    (inputs, targets), (others, again) = tasks.support, tasks.query
+    assert inputs.shape == (30, 25, 196)
+    assert np.array_equal(targets, again)
+    for task in range(30):
+        seen = [
+            {tuple(row) for row in part[task][targets[task] == way]}
+            for part in (inputs, others)
+            for way in range(5)
+        ]
+        assert all(len(one) == 1 for one in seen)  # one digit, turned alike in all rows of the task
+        assert seen[:5] == seen[5:]
+        assert len(set.union(*seen)) == 5
+    assert len({tuple(inputs[task, 0]) for task in range(30)}) > 10
+    monkeypatch.setenv("BILEVAX_DATA", str(tmp_path / "none"))
+    with pytest.raises(DataError, match="must hold MNIST"):
+        meta_tasks.digits()
+
+
+def test_maml_differentiates_through_its_steps_and_anil_through_those_of_the_last_layer():
+    tasks = SINES.draw(3, 0, "train")
+    with jax.enable_x64(True):
+        params = jax.tree.map(lambda a: jnp.asarray(a, float), SINES.start(jax.random.key(0)))
+        rows = jax.tree.map(lambda a: jnp.asarray(a, float), (tasks.support, tasks.query))
+        for kind in (meta_methods.MAML, meta_methods.ANIL):
+            setting = {"lower": 0.05}
+
+            def value(params, kind=kind, setting=setting):
+                return kind.value(SINES, params, *rows, setting)
+
+            by_hand = []
+            for task in range(3):
+                support, query = (jax.tree.map(lambda a, task=task: a[task], part) for part in rows)
+                adapted = params
+                for _ in range(meta_methods.INNER):
+                    slope = jax.grad(SINES.mean_loss)(adapted, support)
+                    first = (
+                        slope[:-1] if kind is meta_methods.MAML else jax.tree.map(jnp.zeros_like, slope[:-1])
+                    )
+                    adapted = jax.tree.map(lambda a, b: a - 0.05 * b, adapted, [*first, slope[-1]])
+                by_hand.append(SINES.mean_loss(adapted, query))
+            assert float(value(params)) == pytest.approx(float(np.mean(by_hand)), rel=1e-12)
+            direction = jax.tree.map(
+                lambda a: jnp.cos(jnp.arange(a.size, dtype=a.dtype)).reshape(a.shape), params
+            )
+            slope = jax.grad(value)(params)
+            along = sum(
+                jnp.sum(a * b)
+                for a, b in zip(jax.tree.leaves(slope), jax.tree.leaves(direction), strict=True)
+            )
+            ends = [
+                value(jax.tree.map(lambda a, d, h=h: a + h * d, params, direction)) for h in (1e-6, -1e-6)
+            ]
+            assert float(along) == pytest.approx(float(ends[0] - ends[1]) / 2e-6, rel=1e-4)
+
+
+def test_every_method_learns_something_about_new_tasks():
+    tasks, new = SINES.draw(40, 0, "train"), SINES.draw(30, 0, "test")
+    for name, kind in meta_methods.METHODS.items():
+        method = kind(SINES, tasks, 10)
+        setting = kind.settings("sines")[4]
+        state = method.begin(setting, 0)
+        before, _ = meta.judged(SINES, method.adapter(state, setting), new)
+        for chunk in range(20):
+            state = method.advance(state, setting, chunk)
+        after, _ = meta.judged(SINES, method.adapter(state, setting), new)
+        assert after.min() < before.min(), name
+
+
+def test_every_method_is_tried_with_nine_settings():
+    for kind in meta_methods.METHODS.values():
+        for family in meta.FAMILIES:
+            settings = kind.settings(family)
+            assert len({tuple(one.items()) for one in settings}) == 9
+
+
+def test_the_command_writes_its_table_and_names_what_it_does_not_know(monkeypatch, tmp_path):
+    small = meta.MetaOptions(("sines",), ("ANIL", "bilevax"), 8, 4, 2, 0.0, 0.0, 2)
+    monkeypatch.setattr(meta.MetaOptions, "quick", lambda self: small)
+    monkeypatch.setattr(meta, "FAMILIES", {"sines": lambda: SINES})
+    result = CliRunner().invoke(app, ["reproduce", "meta", "--quick", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    with (tmp_path / "meta" / "meta_sines.csv").open(encoding="utf-8") as file:
+        assert [row["method"] for row in csv.DictReader(file)] == ["ANIL", "bilevax"]
+    with pytest.raises(ValueError, match=r"got \['cosines'\]"):
+        meta.run(meta.MetaOptions(families=("cosines",)), tmp_path)

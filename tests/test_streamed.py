@@ -1,0 +1,265 @@
+"""Rows that are read from the host while a run goes on: the same run as with all of them on the device."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from test_checkpoint import same_bits, saved_steps
+
+import bilevax as bx
+from bilevax._problem.sampling import ROWS
+from bilevax._problem.stream import Stream
+from bilevax._run import feeding
+
+M, D, KEY = 6, 3, 5
+random = np.random.default_rng(0)
+OFFSETS = np.array([0, 4, 9, 15, 17, 26, 30])
+HELD = bx.PerBlock({"c": random.normal(size=(30, D)).astype(np.float32), "n": np.arange(30)}, OFFSETS)
+ROW = {"c": np.zeros(D, np.float32), "n": np.zeros((), np.int32)}
+X0, Y0 = jnp.ones(D), jnp.zeros((M, D))
+METHODS = {
+    "BSVRBv2": bx.BSVRBv2(0.05, lower_step=0.05),
+    "MMBO": bx.MMBO(0.05, lower_step=0.1),
+    "KSONG": bx.KSONG(0.05, lower_step=0.1, floor=0.1),
+    "F2SA": bx.F2SA(0.05, lower_step=0.1),
+    "Adam": bx.SOBA(0.05, lower_step=optax.adam(0.05), inverse_step=0.1),
+    "RSVRB": bx.RSVRB(0.05, lower_step=0.05, floor=0.1),
+}
+
+
+@pytest.fixture(autouse=True)
+def short_windows(monkeypatch):
+    monkeypatch.setattr(feeding, "_MOST", 7)
+
+
+def upper(x, y, block, batch):
+    return jnp.mean(jnp.sum((y - batch["c"]) ** 2, 1)) + 0.1 * x @ x
+
+
+def lower(x, y, block, batch):
+    return jnp.mean(jnp.sum((y - x * batch["c"]) ** 2, 1)) + jnp.sum(y**2)
+
+
+def problem(above, below):
+    return bx.Problem(upper, lower, M, above, below)
+
+
+class Drawn:
+    """The rows that `PerBlock` would draw, by a fetch; counts what it is asked for."""
+
+    def __init__(self, place):
+        self.place, self.asked, self.threads = place, [], set()
+        self.random = Stream.start(jax.random.key(KEY)).at(ROWS)
+
+    def __call__(self, step, blocks, size):
+        self.asked.append(step)
+        self.threads.add(threading.current_thread())
+        drawn = HELD.draw(self.random.at(step).at(self.place), jnp.asarray(blocks), size)
+        return jax.tree.map(np.asarray, drawn.rows)
+
+
+def streamed(above=None, below=None):
+    """The problem with both levels streamed: f draws first, g second."""
+    return problem(bx.Streamed(above or Drawn(0), ROW), bx.Streamed(below or Drawn(1), ROW))
+
+
+def run(given, solver=METHODS["MMBO"], **options):
+    options = {"steps": 60, "every": 7, "progress": None, "key": jax.random.key(KEY)} | options
+    plan = bx.Sampling(2, 3, initial_batch_size=options.pop("initial", 0))
+    options = {"stop": bx.Stop(verify=False), "sampling": plan} | options
+    return bx.minimize(given, X0, Y0, solver=solver, **options)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_streamed_run_has_the_bits_of_one_with_all_rows_on_the_device(method):
+    there = run(problem(HELD, HELD), METHODS[method])
+    here = run(streamed(), METHODS[method])
+    np.testing.assert_allclose(here.x, there.x, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(here.y, there.y, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(here.history["objective"], there.history["objective"], rtol=1e-5)
+
+
+def test_every_step_is_read_once_in_order_by_another_thread_and_none_after_the_last():
+    above = Drawn(0)
+    run(streamed(above))
+    assert above.asked == list(range(60))
+    assert threading.main_thread() not in above.threads
+
+
+def test_left_out_steps_and_offsets_come_from_the_rows_of_step_zero():
+    result = run(streamed(), bx.MMBO(0.05), initial=None, steps=200)
+    assert np.isfinite(result.history["objective"]).all()
+    assert result.settings.solver.lower_step is not None
+
+
+@pytest.mark.parametrize("cut", [14, 35])
+def test_a_resumed_run_has_the_same_bits_and_reads_on_where_it_was(cut, tmp_path):
+    pytest.importorskip("orbax.checkpoint")
+    whole = run(streamed())
+    run(streamed(), steps=cut, checkpoint=tmp_path)
+    above = Drawn(0)
+    resumed = run(streamed(above), checkpoint=bx.Checkpoint(tmp_path, resume=True))
+    same_bits(whole, resumed)
+    assert set(above.asked) == {*range(7), *range(cut // 7 * 7, 60)}  # the first window starts the run
+
+
+class Batches:
+    """A loader in the manner of grain: its iterators can tell and take up where they are."""
+
+    def __init__(self, count=60, stateful=True):
+        self.count, self.kind, self.read = count, _Stateful if stateful else _Plain, []
+
+    def __iter__(self):
+        return self.kind(self)
+
+
+class _Plain:
+    def __init__(self, loader):
+        self.loader, self.at = loader, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at >= self.loader.count:
+            raise StopIteration
+        self.loader.read.append(self.at)
+        self.at += 1
+        rng = np.random.default_rng(self.at)
+        return {"c": rng.normal(size=(2, 3, D)).astype(np.float32), "n": np.zeros((2, 3), np.int32)}
+
+
+class _Stateful(_Plain):
+    def get_state(self):
+        return str(self.at).encode()
+
+    def set_state(self, state):
+        self.at = int(state)
+
+
+def loading(batches):
+    rows = bx.Streamed(batches=batches, row=ROW)
+    return problem(rows, HELD)
+
+
+@pytest.mark.parametrize("stateful", [True, False])
+def test_a_loader_is_taken_up_by_its_state_or_by_reading_it_again(stateful, tmp_path):
+    pytest.importorskip("orbax.checkpoint")
+    whole = run(loading(Batches(stateful=stateful)))
+    run(loading(Batches(stateful=stateful)), steps=21, checkpoint=tmp_path)
+    again = Batches(stateful=stateful)
+    resumed = run(loading(again), checkpoint=bx.Checkpoint(tmp_path, resume=True))
+    same_bits(whole, resumed)
+    before = [] if stateful else list(range(21))
+    assert again.read == [*range(7), *before, *range(21, 60)]
+
+
+@pytest.mark.filterwarnings("ignore::bilevax.RecoveryWarning")
+def test_a_run_that_goes_back_reads_its_batches_again():
+    options = {"steps": 300, "stop": bx.Stop(verify=False, recover=True)}
+    result = run(streamed(), bx.MMBO(50.0, lower_step=0.1), **options)
+    held = run(problem(HELD, HELD), bx.MMBO(50.0, lower_step=0.1), **options)
+    assert result.recoveries
+    assert result.recoveries == held.recoveries
+    np.testing.assert_allclose(result.x, held.x, rtol=1e-4, atol=1e-5)
+
+
+def failing(at, error):
+    drawn = Drawn(0)
+
+    def fetch(step, blocks, size):
+        if step == at:
+            raise error
+        return drawn(step, blocks, size)
+
+    return fetch
+
+
+def test_an_error_in_a_source_names_the_step_and_keeps_what_was_reached(tmp_path):
+    pytest.importorskip("orbax.checkpoint")
+    with pytest.raises(
+        RuntimeError, match=r"upper_data .*batch of step 23: OSError: no such shard"
+    ) as raised:
+        run(streamed(failing(23, OSError("no such shard"))), checkpoint=tmp_path)
+    assert int(raised.value.result.state.step) == 23
+    assert saved_steps(tmp_path) == [23]
+    resumed = run(streamed(), checkpoint=bx.Checkpoint(tmp_path, resume=True))
+    same_bits(run(streamed()), resumed)
+
+
+def test_a_loader_that_ends_early_says_after_how_many_batches():
+    with pytest.raises(
+        RuntimeError, match=r"upper_data \(Streamed\) ended after 40: there is none for step 40"
+    ):
+        run(loading(Batches(count=40)))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        (lambda b: b | {"c": b["c"].astype(np.float64)}, TypeError, r"\['c'\] must be float32\[2, 3, 3\]"),
+        (
+            lambda b: b | {"c": b["c"][:, :2]},
+            ValueError,
+            r"\['c'\] .* 2 blocks of 3 rows, got float32\[2, 2, 3\]",
+        ),
+        (lambda b: {"c": b["c"]}, TypeError, r"must have the structure of a row"),
+    ],
+    ids=["dtype", "shape", "structure"],
+)
+def test_batches_of_other_shapes_are_refused_by_name(change, error, match):
+    drawn = Drawn(0)
+
+    def fetch(step, blocks, size):
+        batch = drawn(step, blocks, size)
+        return change(batch) if step == 11 else batch
+
+    with pytest.raises(error, match=r"the batch of step 11 that upper_data \(Streamed\).*" + match):
+        run(streamed(fetch))
+
+
+def test_what_cannot_be_streamed_is_refused_by_name():
+    for options, match in (
+        ({"sampling": bx.Sampling(2)}, "batch_size must be given for Streamed"),
+        ({"initial": "all"}, "initial_batch_size must be 0 for Streamed"),
+        ({"sampling": bx.Sampling(2, 3, strata=2)}, "strata must be left out for Streamed"),
+        ({"solver": bx.BlockPAGE(0.1)}, "Streamed rows.* cannot all be read"),
+        ({"stop": bx.Stop(verify=True)}, "Streamed rows.* cannot all be read"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            run(streamed(), **options)
+    with pytest.raises((TypeError, ValueError), match="Streamed"):
+        run(streamed(), bx.BlockSAGA(0.1))
+    with pytest.raises(ValueError, match=r"Streamed rows.* cannot all be read"):
+        bx.objective(streamed(), X0)
+    solver, plan = bx.MMBO(0.1, lower_step=0.1), bx.Sampling(2, 3)
+    with pytest.raises(ValueError, match=r"read by bilevax.minimize.*sweep"):
+        bx.sweep(
+            streamed(), X0, Y0, solver=bx.MMBO, settings={"upper_step": [0.1]}, steps=3, sampling=plan,
+            keys=jax.random.split(jax.random.key(0), 1), progress=None,
+        )  # fmt: skip
+    with pytest.raises(ValueError, match=r"read by bilevax.minimize.*advance"):
+        solver.init(streamed(), X0, Y0, key=jax.random.key(0), sampling=plan)
+    with pytest.raises(TypeError, match="Streamed does not say how its rows are shared"):
+        run(streamed(), mesh=jax.make_mesh((1,), ("blocks",)))
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(ValueError, match="either fetch or batches, got none"):
+        bx.Streamed(row=ROW)
+    with pytest.raises(TypeError, match="fetch must be a function"):
+        bx.Streamed([1, 2], ROW)
+    with pytest.raises(TypeError, match="can be begun again"):
+        bx.Streamed(batches=iter([]), row=ROW)
+    with pytest.raises(ValueError, match="row must hold"):
+        bx.Streamed(Drawn(0))
+    with pytest.raises(TypeError, match="such as float32, got float64"):
+        bx.Streamed(Drawn(0), np.zeros(3))
+
+
+def test_the_memory_estimate_counts_a_window():
+    given = bx.memory_estimate(streamed(), X0, Y0, solver=METHODS["MMBO"], sampling=bx.Sampling(2, 3))
+    assert given.data >= 2 * 7 * 2 * 3 * (D + 1) * 4
