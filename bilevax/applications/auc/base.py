@@ -30,7 +30,7 @@ from bilevax.applications.auc.objectives import SURROGATES, Score, linear_score,
 from bilevax.applications.linear import calibrate
 
 _DENSE = 2**29  # entries of X, zeros included: more do not fit
-_START = 100  # iterations of the logistic regression that a linear model starts from
+_START, _RIDGE = 100, 2e-3  # iterations and ridge of the logistic regression that a linear score starts from
 
 
 class RankingClassifier(ClassifierMixin, BaseEstimator):
@@ -174,7 +174,7 @@ class RankingClassifier(ClassifierMixin, BaseEstimator):
         """Where x starts: that of the model given, or the coefficients of a logistic regression."""
         if self.model is not None:
             return jax.tree.map(jnp.asarray, parameters_of(self.model))
-        logistic = LogisticRegression(C=1 / max(self.alpha * len(rows), 1e-12), max_iter=_START)
+        logistic = LogisticRegression(C=1 / (_RIDGE * len(rows)), max_iter=_START)
         with warnings.catch_warnings():  # a start need not have converged
             warnings.simplefilter("ignore", ConvergenceWarning)
             return jnp.asarray(logistic.fit(rows, positive).coef_[0], jnp.float32)

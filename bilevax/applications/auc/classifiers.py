@@ -13,6 +13,7 @@ from bilevax.applications.auc.base import RankingClassifier
 from bilevax.applications.auc.objectives import average_precision, partial_auc, thresholds
 
 _SPEED = 0.2  # of thresholds, in units of the loss and of the false positive rate
+_SHARPER = 3.0  # times the regression's scores: a sigmoid compares scores only if they are far apart
 
 
 class PartialAUCClassifier(RankingClassifier):
@@ -147,7 +148,7 @@ class AveragePrecisionClassifier(RankingClassifier):
         *,
         surrogate: str = "sigmoid",
         model: Any = None,
-        alpha: float = 1e-3,
+        alpha: float = 1e-5,
         max_iter: int = 2000,
         solver: Any = None,
         progress: Any = None,
@@ -174,6 +175,10 @@ class AveragePrecisionClassifier(RankingClassifier):
     def _problem(self, x0: Any, positives: np.ndarray, negatives: np.ndarray) -> tuple[bx.Problem, Any]:
         form = {"surrogate": self.surrogate, "score": self._score}
         return average_precision(positives, negatives, ridge=self.alpha, **form), None
+
+    def _start(self, rows: np.ndarray, positive: np.ndarray, random: np.random.RandomState) -> Any:
+        x0 = super()._start(rows, positive, random)
+        return _SHARPER * x0 if self.model is None else x0
 
     def _default_solver(self) -> bx.AbstractSolver:
         return bx.BlockNewton()

@@ -200,7 +200,7 @@ def scores(score: Score, x: PyTree, rows: PyTree) -> np.ndarray:
 
 def penalty(ridge: float, x: PyTree) -> Array:
     """r/2 ‖x‖² of all entries."""
-    return 0.5 * ridge * sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(x))
+    return 0.5 * ridge * sum((jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(x)), jnp.zeros(()))
 
 
 def _one(score: Score, x: PyTree, row: PyTree) -> Array:
