@@ -6,6 +6,7 @@ python examples/multi_task_auc.py [--quick]
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,10 +42,10 @@ def score(x: dict[str, jax.Array], task: int | jax.Array, rows: jax.Array) -> ja
 def main() -> None:
     """Learns ten tasks, digit k against the rest, from ten positive images each."""
     steps = 50 if "--quick" in sys.argv else 1_500
-    images, digit = load_digits(return_X_y=True)
-    images = images.astype(np.float32) / 8 - 1
+    found: Any = load_digits()
+    images, digit = jnp.asarray(found.data, jnp.float32) / 8 - 1, found.target
     random = np.random.default_rng(0)
-    train, test = np.split(random.permutation(len(digit)), 2)
+    train, test = np.array_split(random.permutation(len(digit)), 2)
     labels = np.where(digit[train] == np.arange(TASKS)[:, None], 0, -1)
     for task, own in enumerate(labels):
         own[np.flatnonzero(digit[train] == task)[:10]] = 1  # the task knows ten of its digit, and no more

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import csv
+import runpy
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -129,3 +132,14 @@ def test_the_command_writes_its_tables(monkeypatch, tmp_path):
     result = CliRunner().invoke(app, ["reproduce", "auc", "--part", "all", "--out", str(tmp_path)])
     assert result.exit_code == 1
     assert "parts must be of 'classifiers' and 'tasks'" in result.output
+
+
+@pytest.mark.parametrize("name", ["partial_auc", "multi_task_auc"])
+def test_an_example_draws_its_picture(name, monkeypatch, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    path = Path(__file__).parent.parent / "examples" / f"{name}.py"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(path), "--quick"])
+    runpy.run_path(str(path), run_name="__main__")
+    assert (tmp_path / f"{name}.png").stat().st_size > 1000
+    assert "AUC" in capsys.readouterr().out
