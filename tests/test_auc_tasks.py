@@ -70,7 +70,7 @@ def test_a_run_learns_all_tasks_and_its_duals_are_the_shortfalls():
     rows = np.random.default_rng(1).normal(size=(400, 3)).astype(np.float32)
     labels = np.sign(rows @ np.array([[1.0, -1, 0], [0, 1, 1], [1, 1, 1]]).T).T
     problem = multi_task_auc(rows, labels, score)
-    result = bx.minimize(problem, jnp.zeros((3, 3)), centres(3), steps=400, batch_size=32, progress=None)
+    result = bx.minimize(problem, jnp.zeros((3, 3)), centres(3), steps=800, batch_size=32, progress=None)
     assert not result.recoveries
     for task in range(3):
         scores = np.asarray(score(result.x, task, rows))
