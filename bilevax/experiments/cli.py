@@ -137,6 +137,25 @@ def grouped(
 
 
 @reproduce_app.command()
+def auc(
+    data: Data = None,
+    part: Annotated[
+        list[str] | None, typer.Option(help="classifiers or tasks; repeat for both; default: both")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="splits, and runs of every method")] = 5,
+    seed: Seed = 0,
+    out: Out = RESULTS,
+    quick: Quick = False,
+) -> None:
+    """Partial AUC and average precision on a8a and w8a, multi-task AUC on MNIST, beside cross-entropy."""
+    with errors_as_messages():
+        from bilevax.experiments import auc
+
+        options = auc.AUCOptions(seeds=seeds, seed=seed, **given(data=data, parts=part))
+        auc.run(options, out / "auc", quick=quick)
+
+
+@reproduce_app.command()
 def meta(
     family: Annotated[
         list[str] | None, typer.Option(help="sines or digits; repeat for both; default: both")
