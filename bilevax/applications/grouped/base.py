@@ -24,7 +24,7 @@ import bilevax as bx
 from bilevax.applications import interrupted
 from bilevax.applications.grouped import plots
 from bilevax.applications.grouped.blocks import folds_of
-from bilevax.applications.grouped.group_index import GroupIndex
+from bilevax.applications.grouped.group_index import GroupIndex, checked
 from bilevax.applications.grouped.learning import (
     Judging,
     fit_groups,
@@ -41,6 +41,8 @@ _FULL_SIZE, _FULL_GROUPS = 32, 10  # "auto" is "full" for so many features, and 
 _STORED = 2**26  # the most entries of the variances of all groups
 _JUDGED = 2_000  # groups whose held-out errors make the intervals
 _QUANTILES = 2_001
+_PREDICTED = 2**16  # rows that are predicted together
+_FLOATS = (np.float64, np.float32)  # of X: single precision is not copied
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,8 +88,9 @@ class GroupedModel(BaseEstimator):
         """Fits everything; `target` is a vector of numbers, and rows without weight are gone."""
         random = check_random_state(self.random_state)
         seed = int(random.randint(2**31 - 1))
-        index = GroupIndex.of([0] * len(X) if groups is None else groups, len(X))
-        codes = index.codes([0] * len(X) if groups is None else groups, len(X))
+        names = np.zeros(len(X), int) if groups is None else groups
+        index = GroupIndex.of(names, len(X))
+        codes = index.codes(names, len(X))
         self._index, self._default = index, 0 if groups is None else -1
         self._encoder = None if metadata is None else Encoder.of(metadata, list(index.place))
         if callable(self.prior) and metadata is None:
@@ -97,7 +100,7 @@ class GroupedModel(BaseEstimator):
         panel = Panel.by_group(X, target, weight, codes, known, self._scaling)
         self._look_at(panel)
         self._prior = self._form(panel)
-        part = panel.some(self.prior_groups, seed)
+        part = panel.some(int(self.prior_groups), seed)
         learnt = learn(
             part,
             self._prior,
@@ -155,12 +158,11 @@ class GroupedModel(BaseEstimator):
         out._publish()
         return out
 
-    def _predictors(self, X: Any, groups: Any, metadata: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Linear predictors (n, columns) in the model's units, standardised rows, and the groups' codes."""
+    def _checked_groups(self, X: Any, groups: Any) -> tuple[np.ndarray, np.ndarray]:
+        """X as an array, and the codes of its rows' groups, −1 where they are not known."""
         check_is_fitted(self)
-        X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
-        rows = self._scaling.rows(_dense(X))
-        count = len(rows)
+        X = _dense(validate_data(self, X, accept_sparse="csr", dtype=_FLOATS, reset=False))
+        count = len(X)
         codes = np.full(count, self._default) if groups is None else self._index.codes(groups, count)
         unseen = codes < 0
         if groups is not None and unseen.any() and self.unseen == "error":
@@ -170,15 +172,24 @@ class GroupedModel(BaseEstimator):
                 f"{row}; "
                 'adapt(X, y, groups=…) adds groups, and unseen="prior" predicts them by the prior'
             )
-        eta = np.einsum("nd,ndc->nc", rows, self._beta[np.maximum(codes, 0)])
-        if unseen.any():
-            beta = np.broadcast_to(self._x["mean"], (int(unseen.sum()), *self._x["mean"].shape))
+        return X, codes
+
+    def _predictors(self, X: Any, groups: Any, metadata: Any) -> np.ndarray:
+        """Linear predictors (n, columns) in the model's units."""
+        X, codes = self._checked_groups(X, groups)
+        eta, unseen = np.empty((len(X), self._prior.columns)), np.flatnonzero(codes < 0)
+        for first in range(0, len(X), _PREDICTED):  # a row's coefficients take as much memory as the row
+            part = slice(first, first + _PREDICTED)
+            beta = self._beta[np.maximum(codes[part], 0)]
+            eta[part] = np.einsum("nd,ndc->nc", self._scaling.rows(X[part]), beta)
+        if len(unseen):
+            beta = np.broadcast_to(self._x["mean"], (len(unseen), *self._x["mean"].shape))
             if metadata is not None and groups is not None:
                 names = list(groups)
-                known = self._known(metadata, [names[row] for row in np.flatnonzero(unseen)])
+                known = self._known(metadata, [names[row] for row in unseen])
                 beta = beta + np.tensordot(known, self._x["known"], 1)
-            eta[unseen] = np.einsum("nd,ndc->nc", rows[unseen], beta)
-        return eta, rows, codes
+            eta[unseen] = np.einsum("nd,ndc->nc", self._scaling.rows(X[unseen]), beta)
+        return eta
 
     def _known(self, metadata: Any, groups: list[Any]) -> np.ndarray:
         """The metadata of groups as numbers."""
@@ -238,15 +249,18 @@ class GroupedModel(BaseEstimator):
 
     def _checked_rows(self, X: Any, y: Any, sample_weight: Any, groups: Any, **options: Any) -> Any:
         """X, y, groups and weights as arrays, without the rows of no weight."""
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, **options)
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=_FLOATS, **options)
         X = _dense(X)
         if sample_weight is None:
             return X, y, groups, np.ones(len(X))
-        weight = _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+        weight = np.asarray(_check_sample_weight(sample_weight, X, ensure_non_negative=True), float)
         keep = weight > 0
         if groups is not None:
-            GroupIndex.of(groups, len(X))  # before rows are left out, so that an error names the right row
-            groups = [group for group, one in zip(groups, keep, strict=True) if one]
+            named = checked(groups, len(X))  # before rows are left out: an error names the right row
+            if isinstance(named, np.ndarray):
+                groups = named[keep]
+            else:
+                groups = [group for group, one in zip(named, keep, strict=True) if one]
         return X[keep], y[keep], groups, weight[keep] * (keep.sum() / weight.sum())
 
     def _check_parameters(self) -> None:

@@ -73,11 +73,11 @@ class GroupedClassifier(ClassifierMixin, GroupedModel):
         rank: int = 3,
         folds: int = 5,
         judge: str = "groups",
-        newcomers: float = 0.3,
+        newcomers: float = 0.2,
         prior_groups: int = 20_000,
         unseen: str = "prior",
         max_iter: int = 200,
-        tol: float = 1e-6,
+        tol: float = 1e-5,
         progress: Any = None,
         raise_on_interrupt: bool = True,
         random_state: Any = None,
@@ -157,7 +157,7 @@ class GroupedClassifier(ClassifierMixin, GroupedModel):
 
     def decision_function(self, X: Any, groups: Any = None, metadata: Any = None) -> np.ndarray:
         """Logits: of the second of two classes, (n,), or of all classes, (n, C)."""
-        eta, _, _ = self._predictors(X, groups, metadata)
+        eta = self._predictors(X, groups, metadata)
         return eta[:, 0] if eta.shape[1] == 1 else eta
 
     def predict_proba(self, X: Any, groups: Any = None, metadata: Any = None) -> np.ndarray:

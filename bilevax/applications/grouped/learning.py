@@ -30,7 +30,7 @@ from bilevax.applications.grouped.losses import Loss
 from bilevax.applications.grouped.newton import CrossValidation, fit_tiles, held_out_tiles, on_device
 from bilevax.applications.grouped.panel import Panel
 from bilevax.applications.grouped.priors import Prior, X
-from bilevax.applications.grouped.start import GROUPS, starts
+from bilevax.applications.grouped.start import enough, starts
 from bilevax.applications.grouped.sums import SquaredCrossValidation, fit_sums, held_out_sums
 
 _START_ROWS = 20_000
@@ -118,7 +118,7 @@ def learn(
       progress: as in `bx.minimize`.
     """
     mean, curvature = pooled(panel, loss, seed)
-    few = panel.some(GROUPS, seed)
+    few = panel.some(enough(prior), seed)
     judge = cross_validation(judging.blocks(few, seed), prior, loss)
     candidates = starts(few, prior, loss, mean, curvature)
     values = [judge.value_and_gradient(one)[0] for one in candidates]

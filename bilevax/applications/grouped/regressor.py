@@ -88,11 +88,11 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
         rank: int = 3,
         folds: int = 5,
         judge: str = "groups",
-        newcomers: float = 0.3,
+        newcomers: float = 0.2,
         prior_groups: int = 20_000,
         unseen: str = "prior",
         max_iter: int = 200,
-        tol: float = 1e-6,
+        tol: float = 1e-5,
         progress: Any = None,
         raise_on_interrupt: bool = True,
         random_state: Any = None,
@@ -172,8 +172,7 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
           groups: the group of every row; left out, the prior predicts, or the one group of a fit without any.
           metadata: of groups that were not in the fit, as in `fit`; without it they have the prior's mean.
         """
-        eta, _, _ = self._predictors(X, groups, metadata)
-        return self._response(eta[:, 0])
+        return self._response(self._predictors(X, groups, metadata)[:, 0])
 
     def predict_interval(
         self, X: Any, groups: Any = None, metadata: Any = None, coverage: float = 0.9
@@ -202,7 +201,9 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
             raise ValueError(f"coverage must be a number between 0 and 1, got {coverage!r}")
         if self._variance is None:
             raise ValueError("predict_interval needs a variance per group, too many to be stored here")
-        eta, rows, codes = self._predictors(X, groups, metadata)
+        eta = self._predictors(X, groups, metadata)
+        X, codes = self._checked_groups(X, groups)
+        rows = self._scaling.rows(X)
         spread = self._prior.matrix(self._x)
         own = np.einsum("nd,nde,ne->n", rows, self._variance[np.maximum(codes, 0)], rows)
         size = np.sqrt(1 + np.where(codes < 0, ((rows @ spread) ** 2).sum(1), own))

@@ -20,11 +20,16 @@ from bilevax.applications.grouped.panel import Panel
 from bilevax.applications.grouped.priors import Prior, X
 from bilevax.applications.grouped.sums import block_sums
 
-GROUPS = 1_000  # that the start is made from, at most
+_FEWEST, _PER_FEATURE = 1_000, 200  # groups that learning starts with, at most
 _ROWS = 20_000  # of the pooled model
 _STEPS = 30
 _ENOUGH = 1e-2  # the relative change of the covariance at which steps end
 _FLOOR = 1e-4  # of the mean variance
+
+
+def enough(prior: Prior) -> int:
+    """The number of groups to start with: more where the prior has more entries."""
+    return max(_FEWEST, _PER_FEATURE * prior.size)
 
 
 def starts(panel: Panel, prior: Prior, loss: Loss, pooled: np.ndarray, curvature: float) -> list[X]:
