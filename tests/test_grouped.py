@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from unittest import SkipTest
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +20,16 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import bilevax as bx
-from bilevax.applications.grouped import GroupedClassifier, GroupedRegressor, make_problem
+from bilevax.applications.grouped import (
+    GroupedClassifier,
+    GroupedRegressor,
+    base,
+    learning,
+    make_problem,
+    sums,
+)
 from bilevax.applications.grouped.blocks import folds_of, whole_groups
+from bilevax.applications.grouped.group_index import GroupIndex
 from bilevax.applications.grouped.learning import cross_validation, fit_groups, held_out_errors
 from bilevax.applications.grouped.losses import classification_loss, pinball, regression_loss
 from bilevax.applications.grouped.newton import CrossValidation, fit_tiles, held_out_tiles
@@ -197,6 +207,56 @@ def test_the_start_is_the_random_effects_model_that_rows_were_drawn_from(doubles
     np.testing.assert_allclose(found, factor @ factor.T / 0.25, rtol=0.2)
     x = prior.start_at(mean, np.zeros((0, 2, 1)), found)
     np.testing.assert_allclose(prior.matrix(x) @ prior.matrix(x).T, found, rtol=1e-6)
+
+
+def test_every_form_starts_near_a_covariance():
+    half = np.random.default_rng(0).normal(size=(5, 5))
+    covariance = half @ half.T + 0.1 * np.eye(5)
+    found = {}
+    for form in FORMS:
+        prior = Prior(form, 5, rank=2 if form == "low_rank" else 0)
+        spread = prior.matrix(prior.start_at(np.zeros((5, 1)), np.zeros((0, 5, 1)), covariance))
+        found[form] = spread @ spread.T
+    np.testing.assert_allclose(found["full"], covariance, rtol=1e-4)
+    np.testing.assert_allclose(found["diagonal"], np.diag(np.diag(covariance)), rtol=1e-4)
+    assert len(np.unique(np.diag(found["ridge"])[1:].round(5))) == 1
+    off = [np.linalg.norm(found[form] - covariance) for form in ("diagonal", "low_rank", "full")]
+    assert off[0] > off[1] > off[2]
+
+
+def test_sums_of_many_rows_are_made_in_pieces(monkeypatch):
+    panel = small_panel(lengths=(1, 40, 3, 100))
+    blocks = folds_of(panel, 3, 0, newcomers=0.2)
+    whole = sums.sums_of(blocks)
+    monkeypatch.setattr(sums, "_ENTRIES", 16 * 4)
+    for one, other in zip(sums.sums_of(blocks), whole, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-10)
+    rows = np.concatenate([panel.X, panel.target[:, None]], 1)[41:44]
+    weighted = rows.T @ (rows * panel.weight[41:44, None])
+    kept, held = sums.sums_of(blocks)
+    mine = np.flatnonzero(blocks.group[: blocks.folds] == 2)
+    for block in mine:
+        np.testing.assert_allclose(kept[block] + held[block], weighted, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        np.array([3, 1, 3, 2]),
+        np.array([1, 1, 2, 3]),
+        np.array(["b", "a", "b", "c"]),
+        np.array([0.5, -1.0, 0.5, 2.0]),
+        np.array([True, False, True, True]),
+    ],
+)
+def test_groups_in_arrays_are_coded_as_those_in_lists(groups):
+    fast, slow = GroupIndex.of(groups, 4), GroupIndex.of(groups.tolist(), 4)
+    assert list(fast.place) == list(slow.place)
+    others = np.array([groups[1], groups[0], groups[3]])
+    assert fast.codes(others, 3).tolist() == slow.codes(others.tolist(), 3).tolist()
+    few = GroupIndex(groups.tolist()[:1])  # groups that are not known
+    assert few.codes(groups, 4).tolist() == few.codes(groups.tolist(), 4).tolist()
+    assert -1 in few.codes(groups, 4)
 
 
 # --- the estimators --------------------------------------------------------------
@@ -414,6 +474,36 @@ def test_sparse_weights_counts_own_losses_and_no_groups():
     np.testing.assert_allclose(alone.predict(X[:5, :1]), X[:5, 0] * 2 + 1, atol=0.05)
 
 
+def test_learning_from_a_part_first_ends_where_learning_from_all_does(monkeypatch):
+    X, y, of, _ = generated(groups=200)
+    settings = {"prior": "diagonal", "random_state": 0, "tol": 1e-8}
+    whole = GroupedRegressor(**settings).fit(X, y, groups=of)
+    monkeypatch.setattr(learning, "enough", lambda prior: 40)
+    monkeypatch.setattr(base, "_PREDICTED", 100)  # and predictions are made in pieces
+    parts = GroupedRegressor(**settings).fit(X, y, groups=of)
+    assert parts.history_[-1] == pytest.approx(whole.history_[-1], rel=1e-3)
+    assert parts.history_[0] != pytest.approx(whole.history_[0], rel=1e-6)
+    predicted = parts.predict(X, groups=of)
+    np.testing.assert_allclose(predicted, (X * parts.coef_[of]).sum(1) + parts.intercept_[of], atol=1e-6)
+    single = GroupedRegressor(**settings).fit(X.astype(np.float32), y, groups=of)
+    np.testing.assert_allclose(single.prior_.coef, parts.prior_.coef, rtol=1e-2, atol=1e-3)
+
+
+def test_newcomers_make_the_prior_good_for_groups_that_were_not_in_the_fit():
+    random = np.random.default_rng(0)
+    of = np.repeat(np.arange(60), 60)  # many rows, so that folds hardly see the prior's mean
+    X = random.normal(size=(3600, 6))
+    slopes = 2 + random.normal(size=(60, 6))
+    y = (X * slopes[of]).sum(1) + random.normal(size=3600)
+    X_new, of_new = random.normal(size=(2000, 6)), np.repeat(np.arange(400), 5)
+    y_new = (X_new * (2 + random.normal(size=(400, 6)))[of_new]).sum(1) + random.normal(size=2000)
+    errors = []
+    for newcomers in (0.0, 0.2):
+        model = GroupedRegressor(newcomers=newcomers, prior="diagonal", random_state=0)
+        errors.append(np.mean((model.fit(X, y, groups=of).predict(X_new) - y_new) ** 2))
+    assert errors[1] < errors[0]
+
+
 def test_odd_groups_and_features_are_fitted():
     random = np.random.default_rng(0)
     X = np.column_stack([random.normal(size=(60, 30)), np.ones(60)])  # more features than rows, one constant
@@ -509,10 +599,13 @@ CHECKS = (
 
 
 @pytest.mark.parametrize("kind", [GroupedRegressor, GroupedClassifier])
-def test_some_of_scikit_learns_checks_pass(kind):
-    # All pass but the equivalence of a weight of two and a repeated row, which falls into another fold.
+def test_scikit_learns_checks_pass(kind):
+    # Those of the classifier pass too, but for the equivalence of a weight of two and a repeated row, which
+    # falls into another fold. They take long, so that some are enough here.
     for estimator, check in estimator_checks_generator(kind(prior="ridge", max_iter=1, random_state=0)):
-        if check.func.__name__ in CHECKS:
+        if kind is GroupedClassifier and check.func.__name__ not in CHECKS:
+            continue
+        with contextlib.suppress(SkipTest):
             check(estimator)
 
 

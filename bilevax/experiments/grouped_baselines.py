@@ -8,6 +8,7 @@ loss is squared, and through Newton steps where it is logistic.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -271,7 +272,9 @@ def mixed_model(rows: Rows) -> np.ndarray | None:
         )
     except ImportError:
         return None
-    found: Any = MixedLM(rows.y, rows.X, groups=rows.group, exog_re=rows.X).fit(reml=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # with few groups it warns of every covariance at its bound
+        found: Any = MixedLM(rows.y, rows.X, groups=rows.group, exog_re=rows.X).fit(reml=False)
     effects = [np.asarray(found.random_effects[i]) for i in range(len(rows.offsets) - 1)]
     return found.fe_params + np.stack(effects)
 
