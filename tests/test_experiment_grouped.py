@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
+import os
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 
 pytest.importorskip("typer")
-from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.linear_model import LogisticRegression, QuantileRegressor, Ridge
 from typer.testing import CliRunner
 
 from bilevax.cli import app
 from bilevax.data import generate
 from bilevax.experiments import grouped
 from bilevax.experiments.grouped_baselines import (
-    Rows,
     Sums,
     group_intercepts,
     laplace_em,
-    newton,
     squared_baselines,
 )
+from bilevax.experiments.grouped_batches import Batch, logistic, quantile_regression
+from bilevax.experiments.grouped_panels import Rows, generated, known_normal, skewed
+from bilevax.experiments.grouped_quantiles import em_quantile, pooled, quantile_baselines
 
 
 @pytest.fixture(scope="module")
 def panel():
-    return grouped._generated(300)(0, False)
+    split = generated(300, 0)
+    return split.train, split.test
 
 
 def test_ridges_from_sums_are_those_of_scikit_learn(panel):
@@ -68,9 +73,55 @@ def test_group_intercepts_and_logistic_fits_are_those_of_other_code():
         group_intercepts(rows), [[expected[i], *expected[2:]] for i in (0, 1)], atol=1e-9
     )
     y = (random.random(60) < 0.5).astype(float)
-    ours, _ = newton(X, y, np.zeros(3), np.diag([1e-9, 0.5, 0.5]), np.zeros(3))
-    theirs = LogisticRegression(C=2.0, tol=1e-8).fit(X[:, 1:], y)
-    np.testing.assert_allclose(ours, [theirs.intercept_[0], *theirs.coef_[0]], atol=1e-4)
+    batch = Batch(Rows(X, y, rows.offsets))
+    ours, _ = logistic(
+        batch, batch.real * 1.0, np.zeros(3), np.diag([1e-9, 0.5, 0.5]), np.zeros((2, 3)), enough=1e-7
+    )
+    for i, (a, b) in enumerate([(0, 20), (20, 60)]):
+        theirs = LogisticRegression(C=2.0, tol=1e-8).fit(X[a:b, 1:], y[a:b])
+        np.testing.assert_allclose(ours[i], [theirs.intercept_[0], *theirs.coef_[0]], atol=1e-4)
+
+
+def test_quantile_regressions_are_those_of_scikit_learn():
+    split = skewed(3, 0)
+    rows, size = split.train, 5
+    batch, none = Batch(rows), 1e-9 * np.eye(size)
+    for quantile in (0.1, 0.9):
+        found = quantile_regression(
+            batch, batch.real * 1.0, quantile, np.zeros(size), none, np.zeros((3, size)), 2000, 1e-9
+        )
+        for i in range(3):
+            X, y = rows.of(i)
+            theirs = QuantileRegressor(quantile=quantile, alpha=0.0).fit(X[:, 1:], y)
+            best = np.array([theirs.intercept_, *theirs.coef_])
+            losses = [
+                np.mean(np.maximum(quantile * r, (quantile - 1) * r))
+                for r in (y - X @ found[i], y - X @ best)
+            ]
+            assert losses[0] == pytest.approx(losses[1], abs=3e-3)
+
+
+def test_quantile_baselines_hold_their_share_of_rows_and_em_needs_normal_noise():
+    split = generated(200, 0)
+    below = np.mean(split.test.y <= em_quantile(split.train, split.test, 0.9, None))
+    assert below == pytest.approx(0.9, abs=0.02)
+    split = skewed(100, 0, known=2)
+    assert np.mean(split.train.y <= split.train.X @ pooled(split.train, 0.1)) == pytest.approx(0.1, abs=0.02)
+    for name, method in quantile_baselines(split, 0.5, 0).items():
+        predicted = method()
+        assert predicted.shape == split.test.y.shape, name
+        assert 0.3 < np.mean(split.test.y <= predicted) < 0.7, name
+
+
+def test_em_on_metadata_uses_what_is_known_of_groups():
+    split = known_normal(300, 0)
+    sums = Sums.of(split.train, np.zeros(len(split.train.y), int))
+    errors = []
+    for known in (None, split.known):
+        mean, covariance, noise = sums.expectation_maximisation(known)
+        beta = sums.posterior(mean, covariance, noise)
+        errors.append(np.mean(((split.test.X * beta[split.test.group]).sum(1) - split.test.y) ** 2))
+    assert errors[1] < errors[0] - 0.03
 
 
 def test_laplace_em_moves_the_prior_towards_the_truth():
@@ -89,15 +140,39 @@ def test_the_command_writes_its_tables(monkeypatch, tmp_path):
     table = generate.interactions(60, 80, 1500, seed=0).table
     monkeypatch.setattr(grouped, "load_interactions", lambda name: table)
     small = grouped.GroupedOptions(
-        splits=1, users=40, logistic_users=30, generated=30, new_users=10, factors=2, priors=("diagonal",)
+        splits=2,
+        users=40,
+        logistic_users=30,
+        quantile_users=20,
+        generated=30,
+        new_users=10,
+        factors=2,
+        priors=("diagonal",),
+        parts=("squared", "logistic", "statsmodels", "skewed_known", "known", "new"),
     )
     monkeypatch.setattr(grouped.GroupedOptions, "quick", lambda self: small)
     result = CliRunner().invoke(app, ["reproduce", "grouped", "--quick", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
-    for name in ("squared", "logistic", "generated", "new"):
+    assert ("statsmodels is not installed" in result.output) == (find_spec("statsmodels") is None)
+    for name in ("skewed_known", "known", "squared", "logistic", "new"):
         with (tmp_path / "grouped" / f"grouped_{name}.csv").open(encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         assert rows
-        if name != "new":
+        if name in ("squared", "logistic"):
             assert {"pooled", "own α", "shared α around pooled"} < {row["method"] for row in rows}
             assert rows[-1]["method"].endswith(", diagonal")
+    result = CliRunner().invoke(app, ["reproduce", "grouped", "--part", "cubed", "--out", str(tmp_path)])
+    assert result.exit_code != 0
+    assert "parts must be of" in result.output
+
+
+def test_jobs_in_several_processes_give_the_same_tables(tmp_path):
+    options = grouped.GroupedOptions(splits=2, generated=20, priors=("ridge",), parts=("generated",))
+    before = os.environ.get("JAX_PLATFORMS")
+    alone = grouped.run(options, tmp_path / "alone")["generated"]
+    both = grouped.run(dataclasses.replace(options, processes=2), tmp_path / "both")["generated"]
+    for one, other in zip(alone, both, strict=True):
+        assert {n: v for n, v in one.items() if n != "seconds"} == {
+            n: v for n, v in other.items() if n != "seconds"
+        }
+    assert os.environ.get("JAX_PLATFORMS") == before

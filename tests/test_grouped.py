@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+from unittest import SkipTest
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,12 +20,24 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import bilevax as bx
-from bilevax.applications.grouped import GroupedClassifier, GroupedRegressor, make_problem
-from bilevax.applications.grouped.blocks import Panel, chunks, folds_of, whole_groups
-from bilevax.applications.grouped.learning import CrossValidation, fit_groups
+from bilevax.applications.grouped import (
+    GroupedClassifier,
+    GroupedRegressor,
+    base,
+    learning,
+    make_problem,
+    sums,
+)
+from bilevax.applications.grouped.blocks import folds_of, whole_groups
+from bilevax.applications.grouped.group_index import GroupIndex
+from bilevax.applications.grouped.learning import cross_validation, fit_groups, held_out_errors
 from bilevax.applications.grouped.losses import classification_loss, pinball, regression_loss
-from bilevax.applications.grouped.priors import Prior
+from bilevax.applications.grouped.newton import CrossValidation, fit_tiles, held_out_tiles
+from bilevax.applications.grouped.panel import Panel, Scaling
+from bilevax.applications.grouped.priors import FORMS, Prior
 from bilevax.applications.grouped.small_systems import solve
+from bilevax.applications.grouped.start import random_effects
+from bilevax.applications.grouped.tiles import chunks
 
 
 @pytest.fixture
@@ -57,17 +73,17 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", ["squared, full", "three classes, full"])
-def test_the_loss_and_its_gradient_are_those_of_the_bilevel_problem(name, doubles):
+@pytest.mark.parametrize(("name", "judge"), [("squared, full", "rows"), ("three classes, full", "groups")])
+def test_the_loss_and_its_gradient_are_those_of_the_bilevel_problem(name, judge, doubles):
     loss, form, known = CASES[name]
     panel = small_panel(known=known)
     if loss.columns > 1:
         target = np.random.default_rng(1).integers(0, 3, len(panel.target)).astype(float)
-        panel = Panel(panel.rows, target, panel.weight, panel.offsets, panel.known)
+        panel = dataclasses.replace(panel, target=target)
     prior = Prior(form, 3, loss.columns, 2 if form == "low_rank" else 0, known)
-    x, judge = some_x(prior), CrossValidation(panel, prior, loss, 3, 0)
-    value, gradient = judge.value_and_gradient(x)
-    problem = make_problem(panel, prior, loss, folds=3, seed=0)
+    x, blocks = some_x(prior), folds_of(panel, 3, 0, judge=judge)
+    value, gradient = cross_validation(blocks, prior, loss).value_and_gradient(x)
+    problem = make_problem(panel, prior, loss, folds=3, judge=judge, seed=0)
     y0 = jnp.zeros((problem.count, prior.width, prior.columns))
     exact = bx.value_and_hypergradient(problem, jax.tree.map(jnp.asarray, x), y0)
     assert value == pytest.approx(float(exact.value), rel=1e-8)
@@ -82,9 +98,10 @@ def test_the_gradient_is_that_of_differences_and_groups_are_minimisers(name, dou
     loss, form, known = CASES[name]
     panel = small_panel(lengths=(1, 4, 30), known=known)
     if name.startswith("poisson"):
-        panel = Panel(panel.rows, np.abs(panel.target).round(), panel.weight, panel.offsets, panel.known)
+        panel = dataclasses.replace(panel, target=np.abs(panel.target).round())
     prior = Prior(form, 3, 1, 2 if form == "low_rank" else 0, known)
-    x, judge = some_x(prior), CrossValidation(panel, prior, loss, 3, 0)
+    x, blocks = some_x(prior), folds_of(panel, 3, 0, judge="groups", newcomers=0.3)
+    judge = cross_validation(blocks, prior, loss)
     _, gradient = judge.value_and_gradient(x)
     for key, step in (("scale", 0), ("mean", (1, 0))):
         moved = {n: one.copy() for n, one in x.items()}
@@ -95,7 +112,7 @@ def test_the_gradient_is_that_of_differences_and_groups_are_minimisers(name, dou
         assert gradient[key][step] == pytest.approx((ahead - behind) / 2e-5, abs=1e-6)
 
     fits, spread = fit_groups(panel, prior, loss, x), np.asarray(prior.spread(x))
-    rows = panel.rows[panel.offsets[2] :]
+    rows = panel.X[panel.offsets[2] :]
     target, weight = panel.target[panel.offsets[2] :], panel.weight[panel.offsets[2] :]
     mean = np.asarray(prior.mean(x, panel.known[2]))[:, 0]
 
@@ -107,22 +124,139 @@ def test_the_gradient_is_that_of_differences_and_groups_are_minimisers(name, dou
     assert g(found) <= minimize(g, found, method="Nelder-Mead", options={"xatol": 1e-9}).fun + 1e-9
 
 
-def test_tiles_hold_the_rows_of_every_block_and_squeezed_ones_their_sums():
+@pytest.mark.parametrize("form", FORMS)
+def test_sums_of_squares_give_what_newton_steps_on_rows_give(form, doubles):
+    panel, loss = small_panel(lengths=(1, 2, 100, 17, 4), known=2), CASES["squared, full"][0]
+    prior = Prior(form, 3, 1, 2 if form == "low_rank" else 0, 2)
+    x, blocks = some_x(prior), folds_of(panel, 4, 0, judge="groups", newcomers=0.3)
+    value, gradient = cross_validation(blocks, prior, loss).value_and_gradient(x)
+    slowly, expected = CrossValidation(blocks, prior, loss).value_and_gradient(x)
+    assert value == pytest.approx(slowly, rel=1e-9)
+    for name in x:
+        np.testing.assert_allclose(gradient[name], expected[name], atol=1e-9)
+    fits = fit_groups(panel, prior, loss, x, variance=True)
+    coef, share, variance = fit_tiles(panel, prior, loss, x, variance=True)
+    np.testing.assert_allclose(fits.coef, coef, atol=1e-9)
+    np.testing.assert_allclose(fits.share, share, atol=1e-9)
+    np.testing.assert_allclose(fits.variance, variance, atol=1e-9)
+    ours, theirs = held_out_errors(blocks, prior, loss, x), held_out_tiles(blocks, prior, loss, x)
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(np.sort(one), np.sort(other), atol=1e-9)
+
+
+def test_tiles_hold_the_rows_of_every_block():
     panel = small_panel(lengths=(1, 2, 100, 17))
-    mixed, group, kept, held = folds_of(panel, 4, 0)
-    assert group.tolist() == [1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 0]
-    (plain,), (squeezed,) = (list(chunks(mixed, group, kept, held, squared=s)) for s in (False, True))
-    for rows, target, weight, of in (("X", "t", "a", "of"), ("Xh", "th", "h", "ofh")):
-        sums = []
-        for chunk in (plain, squeezed):
-            data = {name: np.asarray(chunk.data[name], float) for name in (rows, target, weight)}
-            both = np.concatenate([data[rows], data[target][..., None]], -1)
-            tiles = np.einsum("tlc,tl,tld->tcd", both, data[weight], both)
-            sums.append(np.stack([tiles[np.asarray(chunk.data[of]) == b].sum(0) for b in range(len(group))]))
-        np.testing.assert_allclose(*sums, atol=1e-4)
-    assert squeezed.data["X"].shape[0] < plain.data["X"].shape[0]
-    (everything,) = chunks(panel, *whole_groups(panel))
+    blocks = folds_of(panel, 4, 0)
+    assert blocks.group.tolist() == [1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 0]
+    (chunk,) = chunks(blocks)
+    of, weight = np.asarray(chunk.data["of"]), np.asarray(chunk.data["a"], float).sum(1)
+    kept = [weight[of == block].sum() for block in range(blocks.count)]
+    total = np.add.reduceat(panel.weight, panel.offsets[:-1])
+    held = np.bincount(blocks.group, total[blocks.group] - kept)
+    np.testing.assert_allclose(held, total, rtol=1e-5)  # every row is held out once
+    (everything,) = chunks(whole_groups(panel))
     assert float(everything.data["a"].sum()) == pytest.approx(panel.weight.sum(), rel=1e-5)
+
+
+@pytest.mark.parametrize("judge", ["groups", "rows"])
+def test_groups_or_rows_count_alike_and_newcomers_have_their_share(judge):
+    panel = small_panel(lengths=(1, 2, 100, 17))
+    blocks = folds_of(panel, 4, 0, judge=judge, newcomers=0.25)
+    (chunk,) = chunks(blocks)
+    of, weight = np.asarray(chunk.data["ofh"]), np.asarray(chunk.data["h"], float).sum(1)
+    judged = np.array([weight[of == block].sum() for block in range(blocks.count)])
+    assert judged.sum() == pytest.approx(1.0, rel=1e-5)
+    assert judged[blocks.folds :].sum() == pytest.approx(0.25, rel=1e-5)
+    by_group = np.bincount(blocks.group[: blocks.folds], judged[: blocks.folds])
+    total = np.add.reduceat(panel.weight, panel.offsets[:-1])
+    expected = np.full(4, 0.25) if judge == "groups" else total / total.sum()
+    np.testing.assert_allclose(by_group, 0.75 * expected, rtol=1e-5)
+    # A newcomer is judged on other rows than it is fitted to.
+    for block in range(blocks.folds, blocks.count):
+        both = [p.tiled(np.array([block])) for p in (blocks.kept, blocks.held)]
+        kept, held = (set(place[real].tolist()) for _, place, real in both)
+        assert held
+        assert not kept & held
+
+
+def test_rows_are_standardised_where_they_are_whatever_their_order():
+    random = np.random.default_rng(0)
+    X, target, codes = random.normal(3, 2, (30, 2)), random.normal(size=30), random.integers(0, 4, 30)
+    weight = random.uniform(0.5, 2, 30)
+    scaling = Scaling.of(X.astype(np.float32), target, weight, targets=True)
+    panel = Panel.by_group(X.astype(np.float32), target, weight, codes, np.zeros((4, 0)), scaling)
+    assert panel.X.dtype == np.float32  # not copied
+    rows = panel.all()
+    np.testing.assert_allclose(panel.weight @ rows[:, 1:], 0, atol=1e-5)
+    np.testing.assert_allclose(panel.weight @ rows[:, 1:] ** 2, weight.sum(), rtol=1e-5)
+    some = panel.part(np.array([1, 3]))
+    np.testing.assert_array_equal(some.all(), rows[np.isin(np.sort(codes), [1, 3])])
+
+
+def test_the_start_is_the_random_effects_model_that_rows_were_drawn_from(doubles):
+    random = np.random.default_rng(0)
+    groups, factor = 800, np.array([[0.8, 0.0], [0.5, 0.4]])
+    beta = np.array([0.5, -1.0]) + random.normal(size=(groups, 2)) @ factor.T
+    rows = np.concatenate([np.ones((groups * 20, 1)), random.normal(size=(groups * 20, 1))], 1)
+    eta = (rows * beta.repeat(20, 0)).sum(1)
+    target, known = eta + 0.5 * random.normal(size=len(eta)), np.zeros((groups, 0))
+    panel = Panel(rows, target, np.ones(len(eta)), np.arange(groups + 1) * 20, known)
+    prior, loss = Prior("full", 2), CASES["squared, full"][0]
+    mean, _, found = random_effects(panel, prior, loss, np.zeros((2, 1)), 1.0)
+    np.testing.assert_allclose(mean[:, 0], [0.5, -1.0], atol=0.08)
+    np.testing.assert_allclose(found, factor @ factor.T / 0.25, rtol=0.2)
+    x = prior.start_at(mean, np.zeros((0, 2, 1)), found)
+    np.testing.assert_allclose(prior.matrix(x) @ prior.matrix(x).T, found, rtol=1e-6)
+
+
+def test_every_form_starts_near_a_covariance():
+    half = np.random.default_rng(0).normal(size=(5, 5))
+    covariance = half @ half.T + 0.1 * np.eye(5)
+    found = {}
+    for form in FORMS:
+        prior = Prior(form, 5, rank=2 if form == "low_rank" else 0)
+        spread = prior.matrix(prior.start_at(np.zeros((5, 1)), np.zeros((0, 5, 1)), covariance))
+        found[form] = spread @ spread.T
+    np.testing.assert_allclose(found["full"], covariance, rtol=1e-4)
+    np.testing.assert_allclose(found["diagonal"], np.diag(np.diag(covariance)), rtol=1e-4)
+    assert len(np.unique(np.diag(found["ridge"])[1:].round(5))) == 1
+    off = [np.linalg.norm(found[form] - covariance) for form in ("diagonal", "low_rank", "full")]
+    assert off[0] > off[1] > off[2]
+
+
+def test_sums_of_many_rows_are_made_in_pieces(monkeypatch):
+    panel = small_panel(lengths=(1, 40, 3, 100))
+    blocks = folds_of(panel, 3, 0, newcomers=0.2)
+    whole = sums.sums_of(blocks)
+    monkeypatch.setattr(sums, "_ENTRIES", 16 * 4)
+    for one, other in zip(sums.sums_of(blocks), whole, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-10)
+    rows = np.concatenate([panel.X, panel.target[:, None]], 1)[41:44]
+    weighted = rows.T @ (rows * panel.weight[41:44, None])
+    kept, held = sums.sums_of(blocks)
+    mine = np.flatnonzero(blocks.group[: blocks.folds] == 2)
+    for block in mine:
+        np.testing.assert_allclose(kept[block] + held[block], weighted, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        np.array([3, 1, 3, 2]),
+        np.array([1, 1, 2, 3]),
+        np.array(["b", "a", "b", "c"]),
+        np.array([0.5, -1.0, 0.5, 2.0]),
+        np.array([True, False, True, True]),
+    ],
+)
+def test_groups_in_arrays_are_coded_as_those_in_lists(groups):
+    fast, slow = GroupIndex.of(groups, 4), GroupIndex.of(groups.tolist(), 4)
+    assert list(fast.place) == list(slow.place)
+    others = np.array([groups[1], groups[0], groups[3]])
+    assert fast.codes(others, 3).tolist() == slow.codes(others.tolist(), 3).tolist()
+    few = GroupIndex(groups.tolist()[:1])  # groups that are not known
+    assert few.codes(groups, 4).tolist() == few.codes(groups.tolist(), 4).tolist()
+    assert -1 in few.codes(groups, 4)
 
 
 # --- the estimators --------------------------------------------------------------
@@ -230,7 +364,7 @@ def test_bx_adapt_finds_the_same_coefficients(fitted, doubles):
         np.zeros((1, 0)),
     )
     problem = make_problem(panel, model._prior, model._loss)
-    new = bx.PerBlock({"row": panel.rows, "target": panel.target, "weight": panel.weight}, panel.offsets)
+    new = bx.PerBlock({"row": panel.X, "target": panel.target, "weight": panel.weight}, panel.offsets)
     count = jnp.array([float(rows.sum())])
     blocks = {"known": jnp.zeros((1, 0)), "share": jnp.ones(1), "kept": count}
     x = jax.tree.map(jnp.asarray, model._x)
@@ -340,6 +474,36 @@ def test_sparse_weights_counts_own_losses_and_no_groups():
     np.testing.assert_allclose(alone.predict(X[:5, :1]), X[:5, 0] * 2 + 1, atol=0.05)
 
 
+def test_learning_from_a_part_first_ends_where_learning_from_all_does(monkeypatch):
+    X, y, of, _ = generated(groups=200)
+    settings = {"prior": "diagonal", "random_state": 0, "tol": 1e-8}
+    whole = GroupedRegressor(**settings).fit(X, y, groups=of)
+    monkeypatch.setattr(learning, "enough", lambda prior: 40)
+    monkeypatch.setattr(base, "_PREDICTED", 100)  # and predictions are made in pieces
+    parts = GroupedRegressor(**settings).fit(X, y, groups=of)
+    assert parts.history_[-1] == pytest.approx(whole.history_[-1], rel=1e-3)
+    assert parts.history_[0] != pytest.approx(whole.history_[0], rel=1e-6)
+    predicted = parts.predict(X, groups=of)
+    np.testing.assert_allclose(predicted, (X * parts.coef_[of]).sum(1) + parts.intercept_[of], atol=1e-6)
+    single = GroupedRegressor(**settings).fit(X.astype(np.float32), y, groups=of)
+    np.testing.assert_allclose(single.prior_.coef, parts.prior_.coef, rtol=1e-2, atol=1e-3)
+
+
+def test_newcomers_make_the_prior_good_for_groups_that_were_not_in_the_fit():
+    random = np.random.default_rng(0)
+    of = np.repeat(np.arange(60), 60)  # many rows, so that folds hardly see the prior's mean
+    X = random.normal(size=(3600, 6))
+    slopes = 2 + random.normal(size=(60, 6))
+    y = (X * slopes[of]).sum(1) + random.normal(size=3600)
+    X_new, of_new = random.normal(size=(2000, 6)), np.repeat(np.arange(400), 5)
+    y_new = (X_new * (2 + random.normal(size=(400, 6)))[of_new]).sum(1) + random.normal(size=2000)
+    errors = []
+    for newcomers in (0.0, 0.2):
+        model = GroupedRegressor(newcomers=newcomers, prior="diagonal", random_state=0)
+        errors.append(np.mean((model.fit(X, y, groups=of).predict(X_new) - y_new) ** 2))
+    assert errors[1] < errors[0]
+
+
 def test_odd_groups_and_features_are_fitted():
     random = np.random.default_rng(0)
     X = np.column_stack([random.normal(size=(60, 30)), np.ones(60)])  # more features than rows, one constant
@@ -370,6 +534,8 @@ def test_odd_groups_and_features_are_fitted():
         ({"prior": lambda z: z}, "prior is a function of metadata, so metadata must be given"),
         ({"metadata": 3}, "metadata must be a pandas frame indexed by group, or a dict"),
         ({"folds": 1}, "folds must be a whole number from 2, got 1"),
+        ({"judge": "users"}, "judge must be 'groups' or 'rows', got 'users'"),
+        ({"newcomers": 1.0}, "newcomers must be a number from 0 to 1, got 1.0"),
         ({"unseen": "zero"}, "unseen must be 'prior' or 'error', got 'zero'"),
         ({"quantile": 1.5}, "quantile must be a number between 0 and 1"),
         ({"tol": -1.0}, "tol must be a number from 0 to 1, got -1.0"),
@@ -433,10 +599,13 @@ CHECKS = (
 
 
 @pytest.mark.parametrize("kind", [GroupedRegressor, GroupedClassifier])
-def test_some_of_scikit_learns_checks_pass(kind):
-    # All pass but the equivalence of a weight of two and a repeated row, which falls into another fold.
+def test_scikit_learns_checks_pass(kind):
+    # Those of the classifier pass too, but for the equivalence of a weight of two and a repeated row, which
+    # falls into another fold. They take long, so that some are enough here.
     for estimator, check in estimator_checks_generator(kind(prior="ridge", max_iter=1, random_state=0)):
-        if check.func.__name__ in CHECKS:
+        if kind is GroupedClassifier and check.func.__name__ not in CHECKS:
+            continue
+        with contextlib.suppress(SkipTest):
             check(estimator)
 
 

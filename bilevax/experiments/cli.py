@@ -119,9 +119,18 @@ def noise(
 @reproduce_app.command()
 def grouped(
     data: Annotated[str, typer.Option(help="a table of ratings: ml-1m, or a path")] = "ml-1m",
+    part: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="squared, logistic, generated, statsmodels, quantiles, skewed, metadata, known, "
+            "skewed_known or new; repeat for several; default: all"
+        ),
+    ] = None,
     splits: Annotated[int, typer.Option(help="number of splits")] = 5,
     users: Annotated[int | None, typer.Option(help="most users (squared loss); default: all")] = None,
     logistic_users: Annotated[int, typer.Option(help="most users (logistic loss)")] = 2000,
+    quantile_users: Annotated[int, typer.Option(help="most users (quantile loss)")] = 1000,
+    processes: Annotated[int, typer.Option(help="splits that are run at a time, a core each")] = 1,
     seed: Seed = 0,
     out: Out = RESULTS,
     quick: Quick = False,
@@ -131,7 +140,14 @@ def grouped(
         from bilevax.experiments import grouped
 
         options = grouped.GroupedOptions(
-            data=data, splits=splits, users=users, logistic_users=logistic_users, seed=seed
+            data=data,
+            splits=splits,
+            users=users,
+            logistic_users=logistic_users,
+            quantile_users=quantile_users,
+            processes=processes,
+            seed=seed,
+            **given(parts=part),
         )
         grouped.run(options, out / "grouped", quick=quick)
 

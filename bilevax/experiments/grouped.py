@@ -1,39 +1,63 @@
 """`bilevax reproduce grouped`: one prior for thousands of models, beside what is usually done.
 
-ML-1M is a panel: every user is a group, with the ratings as targets (squared loss) or whether they are at
-least 4 (logistic loss), and as features 10 factors of the items, from a singular value decomposition of the
-training ratings. A fifth of every user's ratings are for testing. A second panel is generated, with known
-truth. All figures are means over users of the mean loss of a user's test rows; differences are paired by
-user.
+ML-1M is a panel: every user is a group, with the ratings as targets (squared loss and quantiles) or whether
+they are at least 4 (logistic loss), and as features 10 factors of the items, from a singular value
+decomposition of the training ratings. A fifth of every user's ratings are for testing. Other panels are
+generated, with known truth, or come with statsmodels. All figures are means over groups of the mean loss of
+a group's test rows; differences are paired by group.
+
+Every panel and split is a job of its own; jobs run in several processes.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
+import multiprocessing
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import sparse
-from scipy.sparse.linalg import svds
 
 from bilevax.applications.grouped import GroupedClassifier, GroupedRegressor
-from bilevax.data import Interactions, load_interactions
+from bilevax.data import load_interactions
+from bilevax.experiments import grouped_panels as panels
 from bilevax.experiments.grouped_baselines import (
-    Rows,
     Sums,
     boosting,
     logistic_baselines,
     mixed_model,
     squared_baselines,
 )
+from bilevax.experiments.grouped_metadata import metadata_baselines
+from bilevax.experiments.grouped_panels import Rows, Split
+from bilevax.experiments.grouped_quantiles import pinball, quantile_baselines
 from bilevax.experiments.report import Report
 
-OURS = "GroupedRegressor", "GroupedClassifier"
 _MIXED = 300  # groups, up to which MixedLM is tried
-_FEWEST = 5  # ratings that a user must have
+_KNOWN = (1, 3, 10, 30)  # rows of new users
+_QUANTILES = (0.1, 0.5, 0.9)
+TITLES = {
+    "squared": "Squared error, {data}",
+    "logistic": "Log-loss of rating ≥ 4, {data}",
+    "generated": "Squared error, generated groups",
+    "statsmodels": "Squared error, Grunfeld's firms",
+    "quantiles": "Pinball loss, {data}",
+    "skewed": "Pinball loss, generated groups with skewed noise",
+    "metadata": "Squared error, {data} with metadata of users",
+    "known": "Squared error, generated groups with metadata",
+    "skewed_known": "Pinball loss, generated groups with metadata and skewed noise",
+    "new": "Squared error of {new_users} users of {data} that were not in the fit",
+}
+_NOTE = (
+    "loss: mean over groups of a group's mean test loss ± its standard error; difference: from the last "
+    "line, paired by group; by row: the mean over test rows; below: the share of targets at or below the "
+    "prediction; seconds: of the processor, compilation included."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +70,13 @@ class GroupedOptions:
       seed: the first seed.
       users: the most users of the squared loss; None takes all.
       logistic_users: the most users of the logistic loss.
-      generated: groups of the generated panel.
+      quantile_users: the most users of the quantile loss.
+      generated: groups of the generated panels.
       new_users: users that are left out of the fit, and adapted to.
       factors: of the items.
       priors: forms of the prior to learn.
+      parts: the tables to make, of `TITLES`.
+      processes: how many jobs run at a time.
     """
 
     data: str = "ml-1m"
@@ -57,16 +84,18 @@ class GroupedOptions:
     seed: int = 0
     users: int | None = None
     logistic_users: int = 2_000
+    quantile_users: int = 1_000
     generated: int = 2_000
     new_users: int = 500
     factors: int = 10
     priors: tuple[str, ...] = ("ridge", "diagonal", "full")
+    parts: tuple[str, ...] = tuple(TITLES)
+    processes: int = 1
 
     def quick(self) -> GroupedOptions:
         """A short check: one split of few users."""
-        return dataclasses.replace(
-            self, splits=1, users=200, logistic_users=100, generated=200, new_users=50, factors=4
-        )
+        few = {"users": 200, "logistic_users": 100, "quantile_users": 100, "generated": 200, "new_users": 50}
+        return dataclasses.replace(self, splits=1, factors=4, **few)
 
 
 def run(
@@ -78,212 +107,245 @@ def run(
       The rows of the tables, by name.
     """
     options = options.quick() if quick else options
+    unknown = [part for part in options.parts if part not in TITLES]
+    if unknown:
+        raise ValueError(f"parts must be of {list(TITLES)}, got {unknown[0]!r}")
     report = Report(folder, options, quick=quick)
-    table = load_interactions(options.data)
     seeds = range(options.seed, options.seed + options.splits)
-    note = (
-        "loss: mean over users of a user's mean test loss ± its standard error; difference: from the last "
-        "line, paired by user; by row: the mean over test rows; seconds: of a fit, compilation included."
-    )
+    jobs = [(part, seed) for part in options.parts for seed in seeds]
+    found: dict[str, list[Measured]] = {part: [] for part in options.parts}
     tables: dict[str, list[dict[str, Any]]] = {}
-    for name, title, made, logistic in (
-        ("squared", f"Squared error, {options.data}", _movielens(table, options.users, options), False),
-        ("logistic", f"Log-loss, {options.data}", _movielens(table, options.logistic_users, options), True),
-        ("generated", "Squared error, generated groups", _generated(options.generated), False),
-    ):
-        tables[name] = [_shown(one) for one in _compared(made, seeds, logistic, options.priors)]
-        report.table(f"grouped_{name}", tables[name], title, note)
-    tables["new"] = _new_users(_movielens(table, options.users, options), options)
-    report.table(
-        "grouped_new",
-        tables["new"],
-        f"Squared error of {options.new_users} users that were not in the fit",
-        "by the number of their rows that are known; mean over users ± its standard error.",
-    )
+    for (part, _), measured in zip(jobs, _all(options, jobs), strict=True):
+        found[part].append(measured)
+        if len(found[part]) < options.splits:
+            continue
+        title = TITLES[part].format(data=options.data, new_users=options.new_users)
+        if not found[part][0]:
+            print(f"{title}: left out, as statsmodels is not installed")
+            continue
+        tables[part] = _table(found[part])
+        report.table(f"grouped_{part}", tables[part], title, _NOTE)
     report.finish()
     return tables
 
 
-Split = tuple[Rows, Rows]
-Maker = Callable[[int, bool], Split]
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """What one method reached on one split: losses by group and by row, coverage by group, and seconds."""
+
+    losses: np.ndarray
+    by_row: float
+    below: np.ndarray | None
+    seconds: float
 
 
-def _movielens(table: Interactions, users: int | None, options: GroupedOptions) -> Maker:
-    """Splits of a table of ratings."""
-
-    def make(seed: int, logistic: bool) -> Split:
-        random = np.random.default_rng(seed)
-        counts = np.bincount(table.user, minlength=table.users)
-        chosen = random.permutation(np.flatnonzero(counts >= _FEWEST))[:users]
-        code = np.full(table.users, -1)
-        code[np.sort(chosen)] = np.arange(len(chosen))
-        keep = code[table.user] >= 0
-        user, item, rating = code[table.user[keep]], table.item[keep], table.rating[keep].astype(float)
-        order = np.lexsort((random.random(len(user)), user))
-        user, item, rating = user[order], item[order], rating[order]
-        lengths = np.bincount(user)
-        place = np.arange(len(user)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        test = place < np.maximum(lengths // 5, 1)[user]
-        level = rating[~test].mean()
-        shape = (len(lengths), table.items)
-        matrix = sparse.csr_matrix((rating[~test] - level, (user[~test], item[~test])), shape)
-        found: Any = svds(matrix, options.factors, v0=random.normal(size=min(shape)))
-        factors = found[2].T
-        features = factors[item]
-        features /= features[~test].std(0)
-        target = (rating >= 4).astype(float) if logistic else rating
-        X = np.concatenate([np.ones((len(user), 1)), features], 1)
-        return _rows(X[~test], target[~test], user[~test]), _rows(X[test], target[test], user[test])
-
-    return make
+Measured = dict[tuple[str, str], Scores]  # by what is predicted ("" or "quantile 0.9") and method
+Method = Callable[[], Any]
 
 
-def _generated(groups: int) -> Maker:
-    """Groups of 5 to 50 rows whose coefficients are correlated normal variables."""
-
-    def make(seed: int, logistic: bool) -> Split:
-        random = np.random.default_rng(seed)
-        size = 9
-        mean, mix = random.normal(size=size), 0.3 * random.normal(size=(size, size))
-        beta = mean + random.normal(size=(groups, size)) @ mix.T
-
-        def part(lengths: np.ndarray) -> Rows:
-            group = np.repeat(np.arange(groups), lengths)
-            X = np.concatenate([np.ones((len(group), 1)), random.normal(size=(len(group), size - 1))], 1)
-            return _rows(X, (X * beta[group]).sum(1) + random.normal(size=len(group)), group)
-
-        return part(random.integers(5, 51, groups)), part(np.full(groups, 20))
-
-    return make
+def _all(options: GroupedOptions, jobs: list[tuple[str, int]]) -> Iterator[Measured]:
+    """The results of all jobs, in their order."""
+    if options.processes == 1:
+        yield from (job(options, *one) for one in jobs)
+        return
+    with _alone():
+        pool = concurrent.futures.ProcessPoolExecutor(
+            options.processes, mp_context=multiprocessing.get_context("spawn")
+        )
+        with pool:
+            yield from pool.map(job, [options] * len(jobs), *zip(*jobs, strict=True))
 
 
-def _rows(X: np.ndarray, y: np.ndarray, group: np.ndarray) -> Rows:
-    return Rows(X, y, np.concatenate([[0], np.cumsum(np.bincount(group))]))
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Processes that are started here keep to one thread each, and to the CPU."""
+    own = {"JAX_PLATFORMS": "cpu"} | {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
-def _compared(make: Maker, seeds: range, logistic: bool, priors: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Every method's losses by user, averaged over splits, its mean loss by row, and its seconds."""
-    users: dict[str, list[np.ndarray]] = {}
-    by_row: dict[str, list[float]] = {}
-    seconds: dict[str, list[float]] = {}
-    for seed in seeds:
-        train, test = make(seed, logistic)
-        for name, method in _methods(train, test, seed, logistic, priors).items():
-            began = time.perf_counter()
-            eta = method()
-            if eta is None:
-                continue
-            seconds.setdefault(name, []).append(time.perf_counter() - began)
-            loss = np.logaddexp(0, eta) - test.y * eta if logistic else (eta - test.y) ** 2
-            means = np.add.reduceat(loss, test.offsets[:-1]) / np.diff(test.offsets)
-            users.setdefault(name, []).append(means)
-            by_row.setdefault(name, []).append(float(loss.mean()))
-    # Splits may have other users; paired differences are within a split.
-    last = users[next(reversed(users))]
-    return [
-        {
-            "method": name,
-            "users": np.concatenate(parts),
-            "difference": np.concatenate([a - b for a, b in zip(parts, last, strict=True)]),
-            "splits": len(parts),
-            "by row": float(np.mean(by_row[name])),
-            "seconds": float(np.mean(seconds[name])),
-        }
-        for name, parts in users.items()
-    ]
+def job(options: GroupedOptions, part: str, seed: int) -> Measured:
+    """One split of one panel: everything is fitted and measured. Empty if the panel is missing."""
+    table: Any = None
+    if part in ("squared", "logistic", "quantiles", "metadata", "new"):
+        table = load_interactions(options.data)
+
+    def users(count: int | None, *, logistic: bool = False) -> Split:
+        return panels.movielens(table, count, options.factors, seed, logistic=logistic)
+
+    if part in ("squared", "generated", "statsmodels"):
+        split = (
+            users(options.users) if part == "squared"
+            else panels.generated(options.generated, seed) if part == "generated"
+            else panels.statsmodels_panel(seed)
+        )  # fmt: skip
+        return {} if split is None else _squared(split, seed, options.priors)
+    if part == "logistic":
+        return _logistic(users(options.logistic_users, logistic=True), seed, options.priors)
+    if part in ("quantiles", "skewed", "skewed_known"):
+        split = (
+            users(options.quantile_users) if part == "quantiles"
+            else panels.skewed(options.generated // 2, seed, known=3 * (part == "skewed_known"))
+        )  # fmt: skip
+        if part == "quantiles":
+            split = dataclasses.replace(split, known=np.zeros((split.train.groups, 0)))
+        found: Measured = {}
+        for quantile in _QUANTILES if part != "skewed_known" else (0.9,):
+            found |= _quantile(split, quantile, seed)
+        return found
+    if part in ("metadata", "known"):
+        split = users(options.users) if part == "metadata" else panels.known_normal(options.generated, seed)
+        return _metadata(split, seed)
+    return _new_users(users(options.users), seed, options)
 
 
-def _methods(
-    train: Rows, test: Rows, seed: int, logistic: bool, priors: tuple[str, ...]
-) -> dict[str, Callable[[], Any]]:
-    """Every method, as a function that returns the predictors of the test rows."""
-
-    def by_coefficients(fit: Callable[[], Any]) -> Callable[[], Any]:
-        def predict() -> Any:
-            beta = fit()
-            return None if beta is None else (test.X * beta[test.group]).sum(1)
-
-        return predict
-
-    baselines = (logistic_baselines if logistic else squared_baselines)(train, seed)
-    out = {name: by_coefficients(fit) for name, fit in baselines.items()}
-    if not logistic and len(train.offsets) - 1 <= _MIXED:
-        out["MixedLM"] = by_coefficients(lambda: mixed_model(train))
-    out["boosting, groups encoded"] = lambda: boosting(train, test, seed, logistic=logistic)
-    for prior in priors:
-        out[f"{OURS[logistic]}, {prior}"] = lambda prior=prior: _ours(train, test, prior, seed, logistic)
+def _measured(
+    methods: dict[str, Method], test: Rows, loss: Any, what: str = "", below: bool = False
+) -> Measured:
+    """Runs methods that return predictors of the test rows, or None if they cannot."""
+    out: Measured = {}
+    for name, method in methods.items():
+        began = time.process_time()
+        eta = method()
+        if eta is None:
+            continue
+        seconds, losses = time.process_time() - began, loss(eta)
+        under = _by_group(test, (test.y <= eta).astype(float)) if below else None
+        out[what, name] = Scores(_by_group(test, losses), float(losses.mean()), under, seconds)
     return out
 
 
-def _ours(train: Rows, test: Rows, prior: str, seed: int, logistic: bool) -> np.ndarray:
-    if logistic:
+def _by_group(rows: Rows, values: np.ndarray) -> np.ndarray:
+    return np.add.reduceat(values, rows.offsets[:-1]) / np.diff(rows.offsets)
+
+
+def _squared(split: Split, seed: int, priors: tuple[str, ...]) -> Measured:
+    train, test = split.train, split.test
+    methods: dict[str, Method] = {
+        name: lambda fit=fit: _predicted(test, fit()) for name, fit in squared_baselines(train, seed).items()
+    }
+    if train.groups <= _MIXED:
+        methods["MixedLM"] = lambda: _predicted(test, mixed_model(train))
+    methods["boosting, groups encoded"] = lambda: boosting(train, test, seed)
+    for prior in priors:
+        methods[f"GroupedRegressor, {prior}"] = lambda prior=prior: _regressor(split, seed, prior=prior)
+    return _measured(methods, test, lambda eta: (eta - test.y) ** 2)
+
+
+def _logistic(split: Split, seed: int, priors: tuple[str, ...]) -> Measured:
+    train, test = split.train, split.test
+    methods: dict[str, Method] = {
+        name: lambda fit=fit: _predicted(test, fit()) for name, fit in logistic_baselines(train, seed).items()
+    }
+    methods["boosting, groups encoded"] = lambda: boosting(train, test, seed, logistic=True)
+
+    def ours(prior: str) -> np.ndarray:
         model = GroupedClassifier(prior=prior, random_state=seed)
         model.fit(train.X[:, 1:], train.y, groups=train.group)
         return model.decision_function(test.X[:, 1:], groups=test.group)
-    model = GroupedRegressor(prior=prior, random_state=seed)
-    return model.fit(train.X[:, 1:], train.y, groups=train.group).predict(test.X[:, 1:], groups=test.group)
+
+    for prior in priors:
+        methods[f"GroupedClassifier, {prior}"] = lambda prior=prior: ours(prior)
+    return _measured(methods, test, lambda eta: np.logaddexp(0, eta) - test.y * eta)
 
 
-def _new_users(make: Maker, options: GroupedOptions) -> list[dict[str, Any]]:
+def _quantile(split: Split, quantile: float, seed: int) -> Measured:
+    test = split.test
+    methods: dict[str, Method] = dict(quantile_baselines(split, quantile, seed))
+    given: dict[str, Any] = {"loss": "quantile", "quantile": quantile}
+    if split.known.shape[1]:
+        methods["GroupedRegressor without metadata"] = lambda: _regressor(split, seed, **given)
+        methods["GroupedRegressor"] = lambda: _regressor(split, seed, metadata=True, **given)
+    else:
+        methods["GroupedRegressor"] = lambda: _regressor(split, seed, **given)
+    return _measured(
+        methods, test, lambda eta: pinball(test.y - eta, quantile), f"quantile {quantile}", below=True
+    )
+
+
+def _metadata(split: Split, seed: int) -> Measured:
+    test = split.test
+    methods: dict[str, Method] = dict(metadata_baselines(split, seed))
+    methods["GroupedRegressor without metadata"] = lambda: _regressor(split, seed)
+    methods["GroupedRegressor"] = lambda: _regressor(split, seed, metadata=True)
+    return _measured(methods, test, lambda eta: (eta - test.y) ** 2)
+
+
+def _regressor(split: Split, seed: int, *, metadata: bool = False, **parameters: Any) -> np.ndarray:
+    train, test = split.train, split.test
+    table = dict(enumerate(split.known)) if metadata else None
+    model = GroupedRegressor(random_state=seed, **parameters)
+    model.fit(train.X[:, 1:], train.y, groups=train.group, metadata=table)
+    return model.predict(test.X[:, 1:], groups=test.group)
+
+
+def _new_users(split: Split, seed: int, options: GroupedOptions) -> Measured:
     """Users that were not in the fit, with a few of their rows known."""
-    train, test = make(options.seed, False)
-    random = np.random.default_rng(options.seed)
-    count = len(train.offsets) - 1
-    new = np.zeros(count, bool)
-    new[random.permutation(count)[: min(options.new_users, count // 2)]] = True
-    old = Rows(*_part(train, ~new[train.group]), _offsets(np.diff(train.offsets)[~new]))
-    model = GroupedRegressor(prior="full", random_state=options.seed)
-    model.fit(old.X[:, 1:], old.y, groups=old.group)
+    train, test = split.train, split.test
+    random = np.random.default_rng(seed)
+    new = np.zeros(train.groups, bool)
+    new[random.permutation(train.groups)[: min(options.new_users, train.groups // 2)]] = True
+    old = train.chosen(~new[train.group])
+    model = GroupedRegressor(random_state=seed).fit(old.X[:, 1:], old.y, groups=old.group)
     sums = Sums.of(old, np.zeros(len(old.y), int))
     pooled, learnt = sums.pooled(), sums.expectation_maximisation()
-    rows = []
-    for known in (1, 3, 10, 30):
-        place = np.arange(len(train.y)) - np.repeat(train.offsets[:-1], np.diff(train.offsets))
-        few_rows = new[train.group] & (place < known)
-        lengths = np.minimum(np.diff(train.offsets)[new], known)
-        few = Rows(*_part(train, few_rows), _offsets(lengths))
-        seen = Rows(*_part(test, new[test.group]), _offsets(np.diff(test.offsets)[new]))
-        sums = Sums.of(few, np.zeros(len(few.y), int))
-        adapted = model.adapt(few.X[:, 1:], few.y, groups=[("new", one) for one in few.group.tolist()])
-        names = [("new", one) for one in seen.group.tolist()]
-        found = {
-            "pooled": (seen.X * pooled).sum(1),
-            "ridge α = 10": _predicted(
-                seen, sums.ridge(10.0, np.zeros(sums.size), np.diag(np.arange(sums.size) > 0))
+    place = np.arange(len(train.y)) - np.repeat(train.offsets[:-1], np.diff(train.offsets))
+    seen, out = test.chosen(new[test.group]), Measured()
+    for known in _KNOWN:
+        few = train.chosen(new[train.group] & (place < known))
+        own = Sums.of(few, np.zeros(len(few.y), int))
+        penalty = np.diag(np.arange(own.size) > 0)
+
+        def adapted(few: Rows = few) -> np.ndarray:
+            names = [("new", one) for one in few.group.tolist()]
+            wiser = model.adapt(few.X[:, 1:], few.y, groups=names)
+            return wiser.predict(seen.X[:, 1:], groups=[("new", one) for one in seen.group.tolist()])
+
+        methods: dict[str, Method] = {
+            "pooled": lambda: seen.X @ pooled,
+            "ridge α = 10": lambda own=own, p=penalty: _predicted(
+                seen, own.ridge(10.0, np.zeros(own.size), p)
             ),
-            "ridge α = 10 around pooled": _predicted(seen, sums.ridge(10.0, pooled, np.eye(sums.size))),
-            "EM": _predicted(seen, sums.posterior(*learnt)),
-            "adapt": adapted.predict(seen.X[:, 1:], groups=names),
+            "ridge α = 10 around pooled": lambda own=own: _predicted(
+                seen, own.ridge(10.0, pooled, np.eye(own.size))
+            ),
+            "EM": lambda own=own: _predicted(seen, own.posterior(*learnt)),
+            "adapt": adapted,
         }
-        row: dict[str, Any] = {"rows known": known}
-        for name, eta in found.items():
-            means = np.add.reduceat((eta - seen.y) ** 2, seen.offsets[:-1]) / np.diff(seen.offsets)
-            row[name] = _mean(means)
-        rows.append(row)
-    return rows
+        rows_known = f"{known} rows known" if known > 1 else "1 row known"
+        out |= _measured(methods, seen, lambda eta: (eta - seen.y) ** 2, rows_known)
+    return out
 
 
-def _predicted(rows: Rows, beta: np.ndarray) -> np.ndarray:
-    return (rows.X * beta[rows.group]).sum(1)
+def _predicted(rows: Rows, beta: np.ndarray | None) -> np.ndarray | None:
+    return None if beta is None else (rows.X * beta[rows.group]).sum(1)
 
 
-def _part(rows: Rows, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return rows.X[chosen], rows.y[chosen]
-
-
-def _offsets(lengths: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(lengths)])
-
-
-def _shown(one: dict[str, Any]) -> dict[str, Any]:
-    same = not np.any(one["difference"])
-    return {
-        "method": one["method"],
-        "loss": _mean(one["users"]),
-        "difference": "" if same else _mean(one["difference"], signed=True),
-        "by row": f"{one['by row']:.4f}",
-        "seconds": f"{one['seconds']:.1f}",
-    }
+def _table(splits: list[Measured]) -> list[dict[str, Any]]:
+    """The rows of a table; splits may have other groups, differences are within a split."""
+    out = []
+    for what, name in splits[0]:
+        last = [one for one in splits[0] if one[0] == what][-1]
+        scores = [split[what, name] for split in splits]
+        off = [split[what, name].losses - split[last].losses for split in splits]
+        row: dict[str, Any] = {"predicted": what} if what else {}
+        row |= {"method": name, "loss": _mean(np.concatenate([one.losses for one in scores]))}
+        row["difference"] = "" if (what, name) == last else _mean(np.concatenate(off), signed=True)
+        row["by row"] = f"{np.mean([one.by_row for one in scores]):.4f}"
+        below = [one.below for one in scores if one.below is not None]
+        if below:
+            row["below"] = f"{np.mean(np.concatenate(below)):.3f}"
+        row["seconds"] = f"{np.mean([one.seconds for one in scores]):.1f}"
+        out.append(row)
+    return out
 
 
 def _mean(values: np.ndarray, *, signed: bool = False) -> str:

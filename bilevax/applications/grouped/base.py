@@ -23,17 +23,26 @@ except ImportError as error:
 import bilevax as bx
 from bilevax.applications import interrupted
 from bilevax.applications.grouped import plots
-from bilevax.applications.grouped.blocks import Panel
-from bilevax.applications.grouped.group_index import GroupIndex
-from bilevax.applications.grouped.learning import fit_groups, held_out_errors, learn, prior_errors
+from bilevax.applications.grouped.blocks import folds_of
+from bilevax.applications.grouped.group_index import GroupIndex, checked
+from bilevax.applications.grouped.learning import (
+    Judging,
+    fit_groups,
+    held_out_errors,
+    learn,
+    prior_errors,
+)
 from bilevax.applications.grouped.losses import Loss
 from bilevax.applications.grouped.metadata import Encoder
+from bilevax.applications.grouped.panel import Panel, Scaling
 from bilevax.applications.grouped.priors import FORMS, Prior
 
 _FULL_SIZE, _FULL_GROUPS = 32, 10  # "auto" is "full" for so many features, and so many groups per feature
 _STORED = 2**26  # the most entries of the variances of all groups
 _JUDGED = 2_000  # groups whose held-out errors make the intervals
 _QUANTILES = 2_001
+_PREDICTED = 2**16  # rows that are predicted together
+_FLOATS = (np.float64, np.float32)  # of X: single precision is not copied
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,33 +64,6 @@ class FittedPrior:
     covariance: np.ndarray
 
 
-@dataclasses.dataclass(frozen=True)
-class Scaling:
-    """Rows and targets as the model sees them: (X − shift) / scale with a column of ones, and likewise y."""
-
-    shift: np.ndarray
-    scale: np.ndarray
-    target_shift: float
-    target_scale: float
-
-    def rows(self, X: np.ndarray) -> np.ndarray:
-        """Standardised rows."""
-        return np.concatenate([np.ones((len(X), 1)), (X - self.shift) / self.scale], 1)
-
-    def coefficients(self, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Coefficients (…, features, columns) and intercepts (…, columns) of X and y themselves."""
-        coef = self.target_scale * beta[..., 1:, :] / self.scale[:, None]
-        return coef, self.target_scale * beta[..., 0, :] + self.target_shift - np.tensordot(
-            np.moveaxis(coef, -2, -1), self.shift, 1
-        )
-
-    def linear_map(self) -> np.ndarray:
-        """The matrix that turns (intercept, coefficients) of the model's units into those of X and y."""
-        out = np.diag(np.concatenate([[1.0], 1 / self.scale]))
-        out[0, 1:] = -self.shift / self.scale
-        return self.target_scale * out
-
-
 class GroupedModel(BaseEstimator):
     """The fit of a prior and of all groups, without the loss and the kind of prediction."""
 
@@ -90,6 +72,8 @@ class GroupedModel(BaseEstimator):
     prior: Any
     rank: int
     folds: int
+    judge: str
+    newcomers: float
     prior_groups: int
     unseen: str
     max_iter: int
@@ -104,31 +88,24 @@ class GroupedModel(BaseEstimator):
         """Fits everything; `target` is a vector of numbers, and rows without weight are gone."""
         random = check_random_state(self.random_state)
         seed = int(random.randint(2**31 - 1))
-        index = GroupIndex.of([0] * len(X) if groups is None else groups, len(X))
-        codes = index.codes([0] * len(X) if groups is None else groups, len(X))
+        names = np.zeros(len(X), int) if groups is None else groups
+        index = GroupIndex.of(names, len(X))
+        codes = index.codes(names, len(X))
         self._index, self._default = index, 0 if groups is None else -1
         self._encoder = None if metadata is None else Encoder.of(metadata, list(index.place))
         if callable(self.prior) and metadata is None:
             raise ValueError("prior is a function of metadata, so metadata must be given, got None")
         known = self._known(metadata, list(index.place))
-        self._scaling = self._scaled(X, target, weight)
-        panel = _sorted_panel(
-            self._scaling.rows(X),
-            (target - self._scaling.target_shift) / self._scaling.target_scale,
-            weight,
-            codes,
-            known,
-        )
+        self._scaling = Scaling.of(X, target, weight, targets=self._scales_target())
+        panel = Panel.by_group(X, target, weight, codes, known, self._scaling)
         self._look_at(panel)
         self._prior = self._form(panel)
-        part = panel
-        if panel.groups > self.prior_groups:
-            part = panel.part(np.sort(random.permutation(panel.groups)[: self.prior_groups]))
+        part = panel.some(int(self.prior_groups), seed)
         learnt = learn(
             part,
             self._prior,
             self._loss,
-            folds=self.folds,
+            Judging(int(self.folds), self.judge, float(self.newcomers)),
             max_iter=self.max_iter,
             tol=self.tol,
             seed=seed,
@@ -141,9 +118,8 @@ class GroupedModel(BaseEstimator):
         self._errors, self._prior_errors, self._noise = np.zeros(0), np.zeros(0), 1.0
         if self._has_intervals():
             some = part.part(np.arange(min(part.groups, _JUDGED)))
-            errors, weights = held_out_errors(
-                some, self._prior, self._loss, self._x, folds=self.folds, seed=seed
-            )
+            folded = folds_of(some, self.folds, seed)
+            errors, weights = held_out_errors(folded, self._prior, self._loss, self._x)
             self._noise = float(np.sqrt(np.average(errors**2, weights=weights)))
             shares = np.linspace(0, 1, _QUANTILES)
             self._errors = _weighted_quantiles(errors, weights, shares)
@@ -168,13 +144,8 @@ class GroupedModel(BaseEstimator):
         names = [_NewGroup()] * len(X) if groups is None else groups
         new = GroupIndex.of(names, len(X))
         ids = list(new.place)
-        panel = _sorted_panel(
-            self._scaling.rows(X),
-            (target - self._scaling.target_shift) / self._scaling.target_scale,
-            weight,
-            new.codes(names, len(X)),
-            self._known(metadata, ids),
-        )
+        codes, known = new.codes(names, len(X)), self._known(metadata, ids)
+        panel = Panel.by_group(X, target, weight, codes, known, self._scaling)
         fits = fit_groups(panel, self._prior, self._loss, self._x, variance=self._variance is not None)
         old = [place for one, place in self._index.place.items() if one not in new.place]
         kept = [one for one in self._index.place if one not in new.place]
@@ -187,12 +158,11 @@ class GroupedModel(BaseEstimator):
         out._publish()
         return out
 
-    def _predictors(self, X: Any, groups: Any, metadata: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Linear predictors (n, columns) in the model's units, standardised rows, and the groups' codes."""
+    def _checked_groups(self, X: Any, groups: Any) -> tuple[np.ndarray, np.ndarray]:
+        """X as an array, and the codes of its rows' groups, −1 where they are not known."""
         check_is_fitted(self)
-        X = validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False)
-        rows = self._scaling.rows(_dense(X))
-        count = len(rows)
+        X = _dense(validate_data(self, X, accept_sparse="csr", dtype=_FLOATS, reset=False))
+        count = len(X)
         codes = np.full(count, self._default) if groups is None else self._index.codes(groups, count)
         unseen = codes < 0
         if groups is not None and unseen.any() and self.unseen == "error":
@@ -202,15 +172,24 @@ class GroupedModel(BaseEstimator):
                 f"{row}; "
                 'adapt(X, y, groups=…) adds groups, and unseen="prior" predicts them by the prior'
             )
-        eta = np.einsum("nd,ndc->nc", rows, self._beta[np.maximum(codes, 0)])
-        if unseen.any():
-            beta = np.broadcast_to(self._x["mean"], (int(unseen.sum()), *self._x["mean"].shape))
+        return X, codes
+
+    def _predictors(self, X: Any, groups: Any, metadata: Any) -> np.ndarray:
+        """Linear predictors (n, columns) in the model's units."""
+        X, codes = self._checked_groups(X, groups)
+        eta, unseen = np.empty((len(X), self._prior.columns)), np.flatnonzero(codes < 0)
+        for first in range(0, len(X), _PREDICTED):  # a row's coefficients take as much memory as the row
+            part = slice(first, first + _PREDICTED)
+            beta = self._beta[np.maximum(codes[part], 0)]
+            eta[part] = np.einsum("nd,ndc->nc", self._scaling.rows(X[part]), beta)
+        if len(unseen):
+            beta = np.broadcast_to(self._x["mean"], (len(unseen), *self._x["mean"].shape))
             if metadata is not None and groups is not None:
                 names = list(groups)
-                known = self._known(metadata, [names[row] for row in np.flatnonzero(unseen)])
+                known = self._known(metadata, [names[row] for row in unseen])
                 beta = beta + np.tensordot(known, self._x["known"], 1)
-            eta[unseen] = np.einsum("nd,ndc->nc", rows[unseen], beta)
-        return eta, rows, codes
+            eta[unseen] = np.einsum("nd,ndc->nc", self._scaling.rows(X[unseen]), beta)
+        return eta
 
     def _known(self, metadata: Any, groups: list[Any]) -> np.ndarray:
         """The metadata of groups as numbers."""
@@ -227,7 +206,7 @@ class GroupedModel(BaseEstimator):
         return known
 
     def _form(self, panel: Panel) -> Prior:
-        size, known = panel.rows.shape[1], panel.known.shape[1]
+        size, known = panel.size, panel.known.shape[1]
         form = self.prior if isinstance(self.prior, str) else "diagonal"
         if form == "auto":
             small = size - 1 <= _FULL_SIZE and panel.groups >= _FULL_GROUPS * size
@@ -235,23 +214,12 @@ class GroupedModel(BaseEstimator):
         rank = min(self.rank, size) if form == "low_rank" else 0
         return Prior(form, size, self._loss.columns, rank, known)
 
-    def _scaled(self, X: np.ndarray, target: np.ndarray, weight: np.ndarray) -> Scaling:
-        shift = np.average(X, 0, weight)
-        scale = np.sqrt(np.average((X - shift) ** 2, 0, weight))
-        tiny = 1e-10 * (np.abs(shift) + np.finfo(float).tiny ** 0.5)
-        scale = np.where(scale > tiny, scale, 1.0)  # a constant feature stays at zero
-        if not self._scales_target():
-            return Scaling(shift, scale, 0.0, 1.0)
-        middle = float(np.average(target, weights=weight))
-        deviation = float(np.sqrt(np.average((target - middle) ** 2, weights=weight)))
-        return Scaling(shift, scale, middle, deviation if deviation > 1e-12 * abs(middle) else 1.0)
-
     def _publish(self) -> None:
         """Sets the attributes in the units of X and y."""
         self.groups_ = self._index.ids
         coef, intercept = self._scaling.coefficients(self._beta)
         mean, level = self._scaling.coefficients(np.asarray(self._x["mean"]))
-        spread = np.asarray(self._prior.spread(self._x), float)
+        spread = self._prior.matrix(self._x)
         turn = self._scaling.linear_map() @ spread * self._noise
         covariance = turn @ turn.T
         deviation = np.sqrt(np.diag(covariance)[1:])
@@ -281,15 +249,18 @@ class GroupedModel(BaseEstimator):
 
     def _checked_rows(self, X: Any, y: Any, sample_weight: Any, groups: Any, **options: Any) -> Any:
         """X, y, groups and weights as arrays, without the rows of no weight."""
-        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, **options)
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=_FLOATS, **options)
         X = _dense(X)
         if sample_weight is None:
             return X, y, groups, np.ones(len(X))
-        weight = _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+        weight = np.asarray(_check_sample_weight(sample_weight, X, ensure_non_negative=True), float)
         keep = weight > 0
         if groups is not None:
-            GroupIndex.of(groups, len(X))  # before rows are left out, so that an error names the right row
-            groups = [group for group, one in zip(groups, keep, strict=True) if one]
+            named = checked(groups, len(X))  # before rows are left out: an error names the right row
+            if isinstance(named, np.ndarray):
+                groups = named[keep]
+            else:
+                groups = [group for group, one in zip(named, keep, strict=True) if one]
         return X[keep], y[keep], groups, weight[keep] * (keep.sum() / weight.sum())
 
     def _check_parameters(self) -> None:
@@ -303,6 +274,10 @@ class GroupedModel(BaseEstimator):
             raise ValueError(
                 f"prior must be 'auto', one of {list(FORMS)} or a function of metadata, got {self.prior!r}"
             )
+        if self.judge not in ("groups", "rows"):
+            raise ValueError(f"judge must be 'groups' or 'rows', got {self.judge!r}")
+        if not isinstance(self.newcomers, (int, float, np.number)) or not 0 <= self.newcomers < 1:
+            raise ValueError(f"newcomers must be a number from 0 to 1, got {self.newcomers!r}")
         if self.unseen not in ("prior", "error"):
             raise ValueError(f"unseen must be 'prior' or 'error', got {self.unseen!r}")
         if not isinstance(self.raise_on_interrupt, (bool, np.bool_)):
@@ -334,14 +309,6 @@ class _NewGroup:
 
 def _dense(X: Any) -> np.ndarray:
     return X.toarray(order="C") if sparse.issparse(X) else X
-
-
-def _sorted_panel(
-    rows: np.ndarray, target: np.ndarray, weight: np.ndarray, codes: np.ndarray, known: np.ndarray
-) -> Panel:
-    order = np.argsort(codes, kind="stable")
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=len(known)))])
-    return Panel(rows[order], target[order], weight[order], offsets, known)
 
 
 def _weighted_quantiles(values: np.ndarray, weights: np.ndarray, shares: np.ndarray) -> np.ndarray:

@@ -30,6 +30,9 @@ class GroupedClassifier(ClassifierMixin, GroupedModel):
       prior: as in `GroupedRegressor`; classes have means of their own, and the same strengths.
       rank: the number of directions of "low_rank".
       folds: into how many parts a group's rows are divided to be held out, at most.
+      judge: whether the prior is judged by the mean loss of "groups", each counting alike, or of "rows".
+      newcomers: the share of that judgement that looks at groups as if they were new, with none to 30 of
+        their rows known: it makes the prior good for `adapt` and for groups with few rows.
       prior_groups: the prior is learnt from at most so many groups, drawn at random.
       unseen: "prior" predicts groups that were not in the fit by the prior, "error" refuses them.
       max_iter: the most steps of L-BFGS on the prior.
@@ -70,10 +73,12 @@ class GroupedClassifier(ClassifierMixin, GroupedModel):
         prior: Any = "auto",
         rank: int = 3,
         folds: int = 5,
+        judge: str = "groups",
+        newcomers: float = 0.2,
         prior_groups: int = 20_000,
         unseen: str = "prior",
         max_iter: int = 200,
-        tol: float = 1e-6,
+        tol: float = 1e-5,
         progress: Any = None,
         raise_on_interrupt: bool = True,
         random_state: Any = None,
@@ -82,6 +87,8 @@ class GroupedClassifier(ClassifierMixin, GroupedModel):
         self.prior = prior
         self.rank = rank
         self.folds = folds
+        self.judge = judge
+        self.newcomers = newcomers
         self.prior_groups = prior_groups
         self.unseen = unseen
         self.max_iter = max_iter
@@ -152,7 +159,7 @@ class GroupedClassifier(ClassifierMixin, GroupedModel):
 
     def decision_function(self, X: Any, groups: Any = None, metadata: Any = None) -> np.ndarray:
         """Logits: of the second of two classes, (n,), or of all classes, (n, C)."""
-        eta, _, _ = self._predictors(X, groups, metadata)
+        eta = self._predictors(X, groups, metadata)
         return eta[:, 0] if eta.shape[1] == 1 else eta
 
     def predict_proba(self, X: Any, groups: Any = None, metadata: Any = None) -> np.ndarray:

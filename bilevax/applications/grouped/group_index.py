@@ -27,33 +27,55 @@ class GroupIndex:
     @classmethod
     def of(cls, groups: Any, count: int) -> GroupIndex:
         """The index of the groups of so many rows, in ascending order where they have one."""
-        ids = list(dict.fromkeys(checked(groups, count)))
+        groups = checked(groups, count)
+        if isinstance(groups, np.ndarray):
+            return cls(_distinct(groups).tolist())
+        ids = list(dict.fromkeys(groups))
         with contextlib.suppress(TypeError):  # groups of several types stay in the order of the rows
             ids = sorted(ids)
         return cls(ids)
 
     def codes(self, groups: Any, count: int) -> np.ndarray:
         """The code of every row's group; −1 where it is not known."""
-        place = self.place
-        return np.fromiter((place.get(one, -1) for one in checked(groups, count)), np.int64, count)
+        groups, place = checked(groups, count), self.place
+        if not isinstance(groups, np.ndarray):
+            return np.fromiter((place.get(one, -1) for one in groups), np.int64, count)
+        # Millions of rows have few groups: each is looked up once, and rows are matched with them as arrays.
+        distinct = _distinct(groups)
+        known = np.fromiter((place.get(one, -1) for one in distinct.tolist()), np.int64, len(distinct))
+        return known[np.searchsorted(distinct, groups)]
 
 
-def checked(groups: Any, count: int) -> list[Any]:
-    """The group of every row as a list.
+def _distinct(groups: np.ndarray) -> np.ndarray:
+    """The distinct entries, ascending."""
+    if len(groups) and (groups[1:] >= groups[:-1]).all():
+        return groups[np.concatenate([[True], groups[1:] != groups[:-1]])]
+    return np.unique(groups)
+
+
+def checked(groups: Any, count: int) -> list[Any] | np.ndarray:
+    """The group of every row: an array of numbers or strings, or a list of anything.
 
     Raises:
       ValueError, TypeError: there are not so many, one is missing, or one cannot be hashed.
     """
     if isinstance(groups, (str, bytes)) or not hasattr(groups, "__len__"):
         raise TypeError(f"groups must hold one group per row, got {type(groups).__name__}")
+    out: Any = groups
     if hasattr(groups, "tolist"):
-        groups = np.asarray(groups) if not hasattr(groups, "to_numpy") else groups.to_numpy()
-        if groups.ndim != 1:
-            raise ValueError(f"groups must be one-dimensional, got shape {groups.shape}")
-        groups = groups.tolist()
-    out = list(groups)
+        out = np.asarray(groups) if not hasattr(groups, "to_numpy") else groups.to_numpy()
+        if out.ndim != 1:
+            raise ValueError(f"groups must be one-dimensional, got shape {out.shape}")
+        if out.dtype.kind not in "biufU":
+            out = out.tolist()
+    else:
+        out = list(groups)
     if len(out) != count:
         raise ValueError(f"groups must have one entry for each of the {count} rows of X, got {len(out)}")
+    if isinstance(out, np.ndarray):
+        if out.dtype.kind == "f" and np.isnan(out).any():
+            raise ValueError(f"groups must not be missing, got nan in row {int(np.argmax(np.isnan(out)))}")
+        return out
     try:
         distinct = set(out)
     except TypeError as error:

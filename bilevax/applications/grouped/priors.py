@@ -15,8 +15,10 @@ problem is well-conditioned whatever S is, and S may go to zero where groups do 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -58,6 +60,27 @@ class Prior:
             x["known"] = np.zeros((self.known, d, self.columns))
         return x
 
+    def start_at(self, mean: np.ndarray, known: np.ndarray, covariance: np.ndarray) -> X:
+        """x with this mean, coefficients of metadata, and S Sᵀ as near to the covariance as may be."""
+        x = self.start(mean, 1.0)
+        deviation = np.sqrt(np.diag(covariance))
+        x["scale"] = np.log(deviation)
+        if self.form == "ridge":
+            x["scale"] = np.array([x["scale"][0], x["scale"][1:].mean() if self.size > 1 else x["scale"][0]])
+        if self.form == "full":
+            factor = np.linalg.cholesky(covariance)
+            x["scale"] = np.log(np.diag(factor))
+            x["mix"] = (factor / np.diag(factor)[:, None])[np.tril_indices(self.size, -1)]
+        if self.form == "low_rank":
+            # Half of every variance is a coefficient's own; of the rest, the largest common directions.
+            values, vectors = np.linalg.eigh(covariance / np.outer(deviation, deviation))
+            x["scale"] -= 0.5 * np.log(2.0)
+            common = vectors[:, ::-1] * np.sqrt(np.maximum(2 * values[::-1] - 1, 0.01))
+            x["mix"] = common[:, : self.rank]
+        if self.known:
+            x["known"] = np.asarray(known, float)
+        return x
+
     def bounds(self, x: X) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """The least and the greatest value of every entry."""
         ends = {name: (np.full(one.shape, -np.inf), np.full(one.shape, np.inf)) for name, one in x.items()}
@@ -81,6 +104,10 @@ class Prior:
             matrix = jnp.concatenate([matrix, jnp.asarray(x["mix"])], 1)
         return strengths * matrix
 
+    def matrix(self, x: X) -> np.ndarray:
+        """S as numbers."""
+        return np.asarray(_compiled_spread(self, x), float)
+
     def mean(self, x: X, known: Array) -> Array:
         """μ of a group with this metadata, (d, columns)."""
         return x["mean"] + jnp.tensordot(known, x["known"], 1) if self.known else x["mean"]
@@ -92,3 +119,8 @@ class Prior:
         for name in ("mix", "known"):
             total += jnp.sum(x[name] ** 2) if name in x else 0.0
         return 0.5 * total
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _compiled_spread(prior: Prior, x: X) -> Array:
+    return prior.spread(x)

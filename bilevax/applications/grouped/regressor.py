@@ -13,9 +13,10 @@ from sklearn.utils.validation import check_is_fitted
 import bilevax as bx
 from bilevax.applications.grouped import saved
 from bilevax.applications.grouped.base import GroupedModel
-from bilevax.applications.grouped.blocks import Panel
 from bilevax.applications.grouped.losses import REGRESSION, Loss, regression_loss
+from bilevax.applications.grouped.panel import Panel
 
+_SPREAD_GROUPS = 2_000  # that the spread within groups is measured on, at most
 _ROUNDED = 0.1  # of the spread within groups: where the corner of the quantile loss is rounded off
 
 
@@ -39,6 +40,9 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
       epsilon: Huber's loss is linear beyond this many (robust) standard deviations.
       rank: the number of directions of "low_rank".
       folds: into how many parts a group's rows are divided to be held out, at most.
+      judge: whether the prior is judged by the mean loss of "groups", each counting alike, or of "rows".
+      newcomers: the share of that judgement that looks at groups as if they were new, with none to 30 of
+        their rows known: it makes the prior good for `adapt` and for groups with few rows.
       prior_groups: the prior is learnt from at most so many groups, drawn at random.
       unseen: "prior" predicts groups that were not in the fit by the prior, "error" refuses them.
       max_iter: the most steps of L-BFGS on the prior.
@@ -84,10 +88,12 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
         epsilon: float = 1.35,
         rank: int = 3,
         folds: int = 5,
+        judge: str = "groups",
+        newcomers: float = 0.2,
         prior_groups: int = 20_000,
         unseen: str = "prior",
         max_iter: int = 200,
-        tol: float = 1e-6,
+        tol: float = 1e-5,
         progress: Any = None,
         raise_on_interrupt: bool = True,
         random_state: Any = None,
@@ -98,6 +104,8 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
         self.epsilon = epsilon
         self.rank = rank
         self.folds = folds
+        self.judge = judge
+        self.newcomers = newcomers
         self.prior_groups = prior_groups
         self.unseen = unseen
         self.max_iter = max_iter
@@ -166,8 +174,7 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
           groups: the group of every row; left out, the prior predicts, or the one group of a fit without any.
           metadata: of groups that were not in the fit, as in `fit`; without it they have the prior's mean.
         """
-        eta, _, _ = self._predictors(X, groups, metadata)
-        return self._response(eta[:, 0])
+        return self._response(self._predictors(X, groups, metadata)[:, 0])
 
     def predict_interval(
         self, X: Any, groups: Any = None, metadata: Any = None, coverage: float = 0.9
@@ -196,8 +203,10 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
             raise ValueError(f"coverage must be a number between 0 and 1, got {coverage!r}")
         if self._variance is None:
             raise ValueError("predict_interval needs a variance per group, too many to be stored here")
-        eta, rows, codes = self._predictors(X, groups, metadata)
-        spread = np.asarray(self._prior.spread(self._x), float)
+        eta = self._predictors(X, groups, metadata)
+        X, codes = self._checked_groups(X, groups)
+        rows = self._scaling.rows(X)
+        spread = self._prior.matrix(self._x)
         own = np.einsum("nd,nde,ne->n", rows, self._variance[np.maximum(codes, 0)], rows)
         size = np.sqrt(1 + np.where(codes < 0, ((rows @ spread) ** 2).sum(1), own))
         places = np.linspace(0, 1, len(self._errors))
@@ -263,6 +272,9 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
         return not callable(self.loss) and self.loss in ("squared", "huber")
 
     def _look_at(self, panel: Panel) -> None:
+        self._size = 1.0
+        if callable(self.loss) or self.loss not in ("quantile", "huber"):
+            return
         spread = within_groups(panel)
         self._size = _ROUNDED * spread if self.loss == "quantile" else float(self.epsilon) * spread
 
@@ -276,7 +288,8 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
 
 def within_groups(panel: Panel) -> float:
     """A robust standard deviation of the target within groups, around one linear model."""
-    both = np.concatenate([panel.rows[:, 1:], panel.target[:, None]], 1)
+    panel = panel.some(_SPREAD_GROUPS, 0)
+    both = np.concatenate([panel.all()[:, 1:], panel.target[:, None]], 1)
     lengths = np.diff(panel.offsets)
     means = np.add.reduceat(both, panel.offsets[:-1], 0) / lengths[:, None]
     both = both - np.repeat(means, lengths, 0)

@@ -85,7 +85,7 @@ def load(kind: type[Any], path: str | Path) -> Any:
 
 
 def _restored(kind: type[Any], note: dict[str, Any], arrays: dict[str, np.ndarray]) -> Any:
-    from bilevax.applications.grouped.base import Scaling
+    from bilevax.applications.grouped.panel import Scaling
 
     model = kind(**note["parameters"])
     model._check_parameters()

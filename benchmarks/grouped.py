@@ -1,0 +1,180 @@
+"""A prior for up to 10⁶ groups: seconds by phase, peak memory, and the error beside the truth.
+
+`python -m benchmarks.grouped --groups 1_000_000` generates groups of 5 to 50 rows with 20 features, whose
+coefficients are correlated normal variables, fits `GroupedRegressor` with nothing tuned, and predicts fresh
+rows. `--loss logistic` fits `GroupedClassifier` to the sign of the targets, `--em` runs EM beside it.
+
+"above the truth" is the squared error of the predictors against those of the true coefficients, per unit of
+noise variance: 0 for a model that knows them. That of the true prior, with every group's own rows, is the
+least that a fit can reach.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from bilevax.applications.grouped import GroupedClassifier, GroupedRegressor
+
+FEATURES = 20
+
+
+class Phases:
+    """Seconds by phase, wall clock and processor."""
+
+    def __init__(self):
+        self.seconds: dict[str, tuple[float, float]] = {}
+        self.last = time.perf_counter(), time.process_time()
+
+    def end(self, name: str) -> None:
+        """Ends the phase that began with the last end."""
+        now = time.perf_counter(), time.process_time()
+        self.seconds[name] = now[0] - self.last[0], now[1] - self.last[1]
+        self.last = now
+        print(
+            f"{name:22} {self.seconds[name][0]:8.1f} s, processor {self.seconds[name][1]:8.1f} s", flush=True
+        )
+
+
+class Truth:
+    """Generated groups.
+
+    Args:
+      groups: how many.
+      seed: of everything.
+    """
+
+    def __init__(self, groups: int, seed: int):
+        self.random = np.random.default_rng(seed)
+        size = FEATURES + 1
+        self.mean = self.random.normal(size=size).astype(np.float32)
+        mix = 0.3 * self.random.normal(size=(size, size)) / size**0.5 + np.diag(np.linspace(0.1, 0.5, size))
+        self.covariance = mix @ mix.T
+        drawn = self.random.standard_normal((groups, size), np.float32)
+        self.beta = self.mean + drawn @ mix.T.astype(np.float32)
+
+    def rows(self, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """X in single precision, the predictors of the true coefficients, and the groups."""
+        group = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+        X = self.random.standard_normal((len(group), FEATURES), np.float32)
+        eta = np.empty(len(group), np.float32)
+        for first in range(0, len(group), 2**18):  # a row's coefficients take as much memory as the row
+            part = slice(first, first + 2**18)
+            beta = self.beta[group[part]]
+            eta[part] = np.einsum("nd,nd->n", X[part], beta[:, 1:]) + beta[:, 0]
+        return X, eta, group
+
+
+def peak() -> float:
+    """The most memory that the process has had, in GiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def known_prior(truth: Truth, X: np.ndarray, y: np.ndarray, offsets: np.ndarray, few: int) -> np.ndarray:
+    """The posterior means of the first groups under the prior that they were drawn from (noise 1)."""
+    P, out = np.linalg.inv(truth.covariance), np.zeros((few, FEATURES + 1))
+    for i in range(few):
+        rows = np.concatenate([np.ones((offsets[i + 1] - offsets[i], 1)), X[offsets[i] : offsets[i + 1]]], 1)
+        right = rows.T @ y[offsets[i] : offsets[i + 1]] + P @ truth.mean
+        out[i] = np.linalg.solve(rows.T @ rows + P, right)
+    return out
+
+
+def em(X: np.ndarray, y: np.ndarray, offsets: np.ndarray, most: int = 200, tolerance: float = 1e-4) -> int:
+    """EM for the random-effects model on all groups, as `bilevax reproduce grouped` has it; its steps."""
+    d, m = FEATURES + 1, len(offsets) - 1
+    A, b = np.zeros((m, d, d)), np.zeros((m, d))
+    for i in range(m):
+        rows = np.concatenate([np.ones((offsets[i + 1] - offsets[i], 1)), X[offsets[i] : offsets[i + 1]]], 1)
+        A[i], b[i] = rows.T @ rows, rows.T @ y[offsets[i] : offsets[i + 1]]
+    c, n = float((y.astype(float) ** 2).sum()), len(y)
+    mean, covariance, noise = np.zeros(d), 0.1 * np.eye(d), 1.0
+    for step in range(most):
+        precision = np.linalg.inv(covariance)
+        V = np.linalg.inv(A / noise + precision)
+        beta = np.einsum("mde,me->md", V, b / noise + precision @ mean)
+        mean, off, before = beta.mean(0), beta - beta.mean(0), covariance
+        covariance = (V.sum(0) + off.T @ off) / m
+        fitted = np.einsum("md,mde,me->", beta, A, beta) - 2 * (beta * b).sum() + (A * V).sum()
+        noise = float(c + fitted) / n
+        if np.abs(covariance - before).max() <= tolerance * np.abs(covariance).max():
+            return step + 1
+    return most
+
+
+def run(groups: int, loss: str, seed: int, *, with_em: bool) -> dict[str, Any]:
+    """Generates, fits and predicts; returns what was measured."""
+    phases = Phases()
+    truth = Truth(groups, seed)
+    lengths = truth.random.integers(5, 51, groups)
+    X, eta, group = truth.rows(lengths)
+    y = eta + truth.random.standard_normal(len(eta), np.float32)
+    if loss == "logistic":
+        y = (truth.random.random(len(eta), np.float32) < 1 / (1 + np.exp(-eta))).astype(np.int8)
+    phases.end("generate")
+    before = peak()
+    kind = GroupedClassifier if loss == "logistic" else GroupedRegressor
+    model: Any = kind(random_state=seed).fit(X, y, groups=group)
+    phases.end("fit")
+    of_fit = peak()
+    X_test, eta_test, group_test = truth.rows(np.full(groups, 2))
+    found = model.predict(X_test, groups=group_test) if loss == "squared" else model.decision_function(
+        X_test, groups=group_test
+    )  # fmt: skip
+    phases.end("predict 2 rows each")
+    out: dict[str, Any] = {
+        "groups": groups,
+        "rows": len(y),
+        "features": FEATURES,
+        "loss": loss,
+        "device": jax.devices()[0].device_kind,
+        "prior": model.prior_.form,
+        "steps": model.n_iter_,
+        "memory before the fit, GiB": round(before, 2),
+        "peak memory, GiB": round(of_fit, 2),
+        "above the truth": round(float(np.mean((found - eta_test) ** 2)), 4),
+        "deviation, largest error": round(
+            float(np.abs(model.prior_.deviation - np.sqrt(np.diag(truth.covariance))[1:]).max()), 4
+        ),
+    }
+    if loss == "squared":
+        few = min(groups, 20_000)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        best = known_prior(truth, X, y, offsets, few)
+        rows = np.concatenate([np.ones((2 * few, 1)), X_test[: 2 * few]], 1)
+        error = (rows * best.repeat(2, 0)).sum(1) - eta_test[: 2 * few]
+        out["above the truth, true prior"] = round(float(np.mean(error**2)), 4)
+        phases.end("the true prior")
+        if with_em:
+            out["steps of EM"] = em(X, y, offsets)
+            phases.end("EM")
+    out["seconds"] = {name: [round(one, 1) for one in pair] for name, pair in phases.seconds.items()}
+    return out
+
+
+def main() -> None:
+    """Reads the arguments, runs, and prints the results as JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--groups", type=int, default=100_000)
+    parser.add_argument("--loss", choices=["squared", "logistic"], default="squared")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--em", action="store_true", help="EM on all groups too (squared loss)")
+    parser.add_argument("--out", type=Path, help="a JSON file for the results")
+    args = parser.parse_args()
+    found = run(args.groups, args.loss, args.seed, with_em=args.em)
+    print(json.dumps(found, indent=2))
+    if args.out:
+        args.out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""F, ∇F and the fits of groups for any loss, by Newton steps on all blocks together.
+
+∇F is that of the scalar f − ⟨v, ∇_w g⟩ with v = [∇²_ww g]⁻¹ ∇_w f; lower problems start from their last
+solutions.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from bilevax.applications.grouped.blocks import Blocks, whole_groups
+from bilevax.applications.grouped.losses import Loss
+from bilevax.applications.grouped.panel import Panel
+from bilevax.applications.grouped.priors import Prior, X
+from bilevax.applications.grouped.small_systems import solve
+from bilevax.applications.grouped.tiles import chunks
+
+_NEWTON_STEPS = 50
+_SHORTENED = (1.0, 0.3, 0.1, 0.03, 0.01, 0.001)
+
+
+class CrossValidation:
+    """F and ∇F over blocks.
+
+    Args:
+      blocks: the blocks.
+      prior: the form of the prior.
+      loss: of a row.
+    """
+
+    def __init__(self, blocks: Blocks, prior: Prior, loss: Loss):
+        self.prior, self.loss = prior, loss
+        self.chunks = list(chunks(blocks))
+        shape = (prior.width, prior.columns)
+        self.w = [jnp.zeros((len(chunk.data["known"]), *shape)) for chunk in self.chunks]
+
+    def value_and_gradient(self, x: X) -> tuple[float, X]:
+        """F(x) and ∇F(x)."""
+        here, found = on_device(x), []
+        for place, chunk in enumerate(self.chunks):
+            one, slope, self.w[place] = _judge(self.prior, self.loss, here, chunk.data, self.w[place])
+            found.append((one, slope))
+        value, gradient = jax.tree.map(lambda *parts: sum(np.asarray(part, float) for part in parts), *found)
+        return float(value), gradient
+
+
+def fit_tiles(
+    panel: Panel, prior: Prior, loss: Loss, x: X, *, variance: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Coefficients (m, d, columns), shares and (m, d, d) variances of all groups, on all their rows."""
+    d, columns = prior.size, prior.columns
+    coef, share = np.zeros((panel.groups, d, columns)), np.zeros(panel.groups)
+    spreads = np.zeros((panel.groups, d, d)) if variance else None
+    for chunk in chunks(whole_groups(panel)):
+        found = _fit(prior, loss, on_device(x), chunk.data, variance)
+        count = len(chunk.blocks)
+        coef[chunk.blocks], share[chunk.blocks] = np.asarray(found[0])[:count], np.asarray(found[1])[:count]
+        if spreads is not None:
+            spreads[chunk.blocks] = np.asarray(found[2])[:count]
+    return coef, share, spreads
+
+
+def held_out_tiles(blocks: Blocks, prior: Prior, loss: Loss, x: X) -> tuple[np.ndarray, np.ndarray]:
+    """Errors of held-out rows in units of how uncertain their predictors are, and the rows' weights."""
+    errors, weights = [], []
+    for chunk in chunks(blocks):
+        error, weight = _held_out(prior, loss, on_device(x), chunk.data)
+        real = np.asarray(weight) > 0
+        errors.append(np.asarray(error, float)[real])
+        weights.append(np.asarray(weight, float)[real])
+    return np.concatenate(errors), np.concatenate(weights)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _judge(prior: Prior, loss: Loss, x: X, data: dict[str, Array], w0: Array) -> tuple[Array, X, Array]:
+    """The sum of f over some blocks, its gradient in x, and the lower solutions."""
+    w, hessian = _solve(prior, loss, x, data, w0)
+    total, slope = jax.value_and_grad(lambda w: _upper(prior, loss, x, w, data))(w)
+    v = solve(hessian, slope.reshape(*hessian.shape[:2], 1)).reshape(w.shape)
+
+    def scalar(x: X) -> Array:
+        by_w = jax.grad(lambda w: _lower(prior, loss, x, w, data))(w)
+        return _upper(prior, loss, x, w, data) - jnp.vdot(v, by_w)
+
+    solved = jnp.all(jnp.isfinite(w), (1, 2), keepdims=True)
+    return total, jax.grad(scalar)(x), jnp.where(solved, w, w0)  # the next steps start here
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 4))
+def _fit(prior: Prior, loss: Loss, x: X, data: dict[str, Array], variance: bool) -> tuple[Array, ...]:
+    """The coefficients of some groups, the share of the prior variance that their rows account for, and the
+    variances."""
+    w, hessian = _solve(prior, loss, x, data, jnp.zeros((len(data["known"]), prior.width, prior.columns)))
+    spread, mean = prior.spread(x), jax.vmap(lambda known: prior.mean(x, known))(data["known"])
+    coef = mean + jnp.einsum("de,bec->bdc", spread, w)
+    # The rows of S for every column: coefficient (d, c) is row (d, c) of it times w.
+    every = jnp.kron(spread, jnp.eye(prior.columns, dtype=spread.dtype))
+    right = jnp.broadcast_to(every.T, (len(w), *every.T.shape))
+    left = every @ solve(hessian, right)
+    share = jnp.mean(1 - jnp.diagonal(left, axis1=1, axis2=2) / jnp.sum(every**2, 1), 1)
+    return coef, share, left if variance else jnp.zeros(())
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _held_out(prior: Prior, loss: Loss, x: X, data: dict[str, Array]) -> tuple[Array, Array]:
+    w, hessian = _solve(prior, loss, x, data, jnp.zeros((len(data["known"]), prior.width, 1)))
+    spread = prior.spread(x)
+    inverse = solve(hessian, jnp.broadcast_to(jnp.eye(prior.width), hessian.shape))
+    rows = data["Xh"] @ spread
+    variance = jnp.sum((rows @ inverse[data["ofh"]]) * rows, -1)
+    error = data["th"] - _predictors(prior, x, w, data["Xh"], data["ofh"], data["known"])[..., 0]
+    return error / jnp.sqrt(1 + variance), data["h"]
+
+
+def _predictors(prior: Prior, x: X, w: Array, rows: Array, owner: Array, known: Array) -> Array:
+    mean = jax.vmap(lambda one: prior.mean(x, one))(known)
+    return rows @ (mean + jnp.einsum("de,bec->bdc", prior.spread(x), w))[owner]
+
+
+def _upper(prior: Prior, loss: Loss, x: X, w: Array, data: dict[str, Array]) -> Array:
+    """The weighted sum of the losses of held-out rows."""
+    eta = _predictors(prior, x, w, data["Xh"], data["ofh"], data["known"])
+    return jnp.sum(_weighted(loss, eta, data["th"], data["h"]))
+
+
+def _lower(prior: Prior, loss: Loss, x: X, w: Array, data: dict[str, Array]) -> Array:
+    """The sum of g over all blocks."""
+    eta = _predictors(prior, x, w, data["X"], data["of"], data["known"])
+    return jnp.sum(_weighted(loss, eta, data["t"], data["a"])) + 0.5 * jnp.sum(w**2)
+
+
+def _weighted(loss: Loss, eta: Array, target: Array, weight: Array) -> Array:
+    values = jax.vmap(jax.vmap(loss.row))(eta, target)
+    return jnp.where(weight > 0, weight * jnp.where(weight > 0, values, 0.0), 0.0)
+
+
+def _solve(prior: Prior, loss: Loss, x: X, data: dict[str, Array], w0: Array) -> tuple[Array, Array]:
+    """The minimisers of g, and its Hessians.
+
+    By Newton steps, of which the best of some lengths is taken; or, where that is better, by a step with the
+    curvature of a parabola above the loss, which always goes down.
+    """
+    rows, owner, weight = data["X"] @ prior.spread(x), data["of"], data["a"]
+    mean = jax.vmap(lambda known: prior.mean(x, known))(data["known"])
+    base, size = data["X"] @ mean[owner], prior.width * prior.columns
+    slope = jax.vmap(jax.vmap(jax.grad(loss.row)))
+    bend = jax.vmap(jax.vmap(jax.hessian(loss.row)))
+    above: Any = None if loss.bound is None else jax.vmap(jax.vmap(loss.bound))
+
+    def by_block(tiles: Array) -> Array:
+        return jax.ops.segment_sum(tiles, owner, len(w0), indices_are_sorted=True)
+
+    def value(w: Array) -> Array:
+        losses = _weighted(loss, base + rows @ w[owner], data["t"], weight)
+        return by_block(jnp.sum(losses, 1)) + 0.5 * jnp.sum(w**2, (1, 2))
+
+    def direction(w: Array, bend: Any = bend) -> tuple[Array, Array]:
+        eta = base + rows @ w[owner]
+        real = weight[..., None] > 0
+        first = jnp.where(real, weight[..., None] * slope(eta, data["t"]), 0.0)
+        second = jnp.where(real[..., None], weight[..., None, None] * bend(eta, data["t"]), 0.0)
+        gradient = by_block(jnp.swapaxes(rows, 1, 2) @ first) + w
+        if prior.columns == 1:
+            tiles = jnp.swapaxes(rows, 1, 2) @ (second[..., 0] * rows)
+        else:
+            tiles = jnp.einsum("ble,blcd,blf->becfd", rows, second, rows).reshape(-1, size, size)
+        hessian = by_block(tiles) + jnp.eye(size, dtype=tiles.dtype)
+        return solve(hessian, gradient.reshape(-1, size, 1)).reshape(w.shape), hessian
+
+    if loss.quadratic:
+        step, hessian = direction(w0)
+        return w0 - step, hessian
+    enough = 1e-3 if w0.dtype == jnp.float32 else 1e-6
+    lengths = jnp.asarray([*_SHORTENED, 0.0], w0.dtype)
+
+    def unfinished(carry: tuple[Array, Array, Array]) -> Array:
+        return carry[2] & (carry[1] < _NEWTON_STEPS)
+
+    def newton(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        w, count, _ = carry
+        step, _ = direction(w)
+        tried = jax.lax.map(lambda length: value(w - length * step), lengths)
+        tried = jnp.where(jnp.isfinite(tried), tried, jnp.inf)
+        moved = lengths[jnp.argmin(tried, 0)][:, None, None] * step
+        if above is not None:
+            sure, _ = direction(w, lambda eta, target: above(eta, target)[..., None, None])
+            moved = jnp.where((value(w - sure) < jnp.min(tried, 0))[:, None, None], sure, moved)
+        left = jnp.max(jnp.abs(moved), (1, 2)) > enough * (1 + jnp.max(jnp.abs(w), (1, 2)))
+        return w - moved, count + 1, jnp.any(left)
+
+    w = jax.lax.while_loop(unfinished, newton, (w0, jnp.zeros((), jnp.int32), jnp.ones((), bool)))[0]
+    return w, direction(w)[1]
+
+
+def on_device(x: X) -> X:
+    """x in the device's precision."""
+    return jax.tree.map(lambda one: jnp.asarray(np.asarray(one, jnp.result_type(float))), x)
