@@ -283,9 +283,9 @@ def test_runs_side_by_side_are_those_one_by_one_under_a_risk():
     found = bx.sweep(
         problem, jnp.ones(3), y0, solver=bx.BSVRBv2, settings=settings, keys=keys, progress=None, **options
     )
-    alone = bx.minimize(
-        problem, jnp.ones(3), y0, solver=bx.BSVRBv2(0.002), key=keys[1], progress=None, **options
-    )
+    stop = bx.Stop(recover=False)
+    start = problem, jnp.ones(3), y0
+    alone = bx.minimize(*start, solver=bx.BSVRBv2(0.002), key=keys[1], progress=None, stop=stop, **options)
     np.testing.assert_allclose(found.x[1, 1], alone.x, atol=1e-12)
 
 

@@ -14,7 +14,7 @@ from jax import Array
 
 from bilevax._problem.bits import CompactRows
 from bilevax._problem.stream import Stream
-from bilevax._util.checks import leading_axis
+from bilevax._util.checks import flag, leading_axis
 
 PyTree = Any
 
@@ -92,6 +92,9 @@ class Shared(Rows):
 
     Args:
       rows: pytree of arrays with the same leading axis, one entry per row.
+      common: all blocks that a step visits see the same rows. What f and g compute from x and the rows alone,
+        such as the features of a network, is then computed once per step and not once per block. Devices that
+        share the blocks, and strata, see the same rows too.
 
     Example:
       >>> import bilevax as bx, jax.numpy as jnp
@@ -101,9 +104,11 @@ class Shared(Rows):
 
     packed: CompactRows
     count: int = eqx.field(static=True)
+    common: bool = eqx.field(static=True)
 
-    def __init__(self, rows: PyTree):
-        self.count = leading_axis("Shared rows", rows)
+    def __init__(self, rows: PyTree, common: bool = False):
+        flag("common of Shared", common)
+        self.count, self.common = leading_axis("Shared rows", rows), common
         self.packed = CompactRows(rows)
 
     @property
@@ -114,6 +119,8 @@ class Shared(Rows):
     def draw(self, random: Stream, blocks: Array, size: int | None) -> Batch:
         if size is None:
             return Batch(self.packed.unpacked(), shared=True)
+        if self.common:
+            return Batch(self.packed.take(random.integers((size,), self.count)), shared=True)
         return Batch(self.packed.take(random.integers((blocks.shape[0], size), self.count)))
 
     def spread(self, devices: int) -> Shared:

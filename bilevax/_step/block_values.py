@@ -23,7 +23,7 @@ from bilevax._step.ordering import after
 from bilevax._step.slots import gather, scatter
 from bilevax._util.trees import PyTree
 
-_MOST_GAMMA = 10.0  # as of the means of mean levels
+_MOST_GAMMA = 1.0  # while y settles, a multiple of what f changes by in a step would overshoot
 _FIRST, _DECAY = 0.3, 3.0  # the weight of a visit: at most the first, then the second over √visits
 
 

@@ -23,7 +23,7 @@ from reference.algorithms import (
     take,
 )
 
-MOST_GAMMA = 10.0
+MOST_GAMMA = 1.0
 
 
 class Cvar:
