@@ -16,8 +16,9 @@ The gap is (h(x) − h*)/(h(x₀) − h*). h is computed exactly, by solving for
 is the smallest value of all runs and of L-BFGS on h with exact gradients, from several starts. Every method,
 ours and those of others (`single_block_peers.py`), has the same start, and is run with both kinds of upper
 steps: plain ones, and Adam with a falling step; both in the same box. The steps, and how often a method looks
-at all rows, are chosen by the same search, in shorter runs on another seed. Seconds are those of one core
-(processor time; XLA_FLAGS="--xla_cpu_multi_thread_eigen=false"), and the methods take turns seed by seed.
+at all rows, are chosen by the same search, in shorter runs on another seed. Seconds are the processor time of
+one core, to which the process is pinned: with more of them XLA hands small operations from thread to thread,
+which doubles the time of a step. The methods take turns seed by seed.
 
 Data: the folder BILEVAX_DATA, with libsvm/a8a, a8a.t, w8a, w8a.t, and mnist.npz.
 """
@@ -315,8 +316,8 @@ def compare(name: str, case: Case, options: argparse.Namespace, clock: Callable[
     for kind in options.kinds:
         found = record["methods"].setdefault(kind, {})
         for method in methods:
-            setting, tried = tune(case, method, kind, options.tune_seconds, clock)
-            del setting["value"]
+            best_point, tried = tune(case, method, kind, options.tune_seconds, clock)
+            setting = {name: one for name, one in best_point.items() if name != "value"}
             found[method] = {"setting": setting, "tried": tried, "runs": []}
             values += [one["value"] for one in tried]
             print(name, kind, method, setting, flush=True)
@@ -349,6 +350,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("results"))
     options = parser.parse_args(arguments)
     clock = time.perf_counter if options.clock == "wall" else time.process_time
+    if options.clock == "cpu" and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before JAX counts the cores
     options.out.mkdir(parents=True, exist_ok=True)
     lines = [
         f"Batch {BATCH}, {options.seconds:g} s ({options.clock} clock), {options.seeds} seeds, median gap.",
