@@ -88,8 +88,9 @@ def normal_problem(level):
     return lambda: make_problem(level)
 
 
-def risk_problem(risk):
-    return lambda: make_problem(lower, risk=risk)
+def risk_problem(risk, *given):
+    """Made when it is run: arrays must not be made before processes know one another."""
+    return lambda: make_problem(lower, risk=risk(*given))
 
 
 STEPS = {"upper_step": 0.05, "lower_step": 0.1}
@@ -97,13 +98,13 @@ STEPS = {"upper_step": 0.05, "lower_step": 0.1}
 # name: the solver, the problem, and what is given to `minimize` besides
 CASES = {
     "BSVRBv2": (bx.BSVRBv2(upper_step=0.05, radius=5.0), normal_problem(lower), {"batch_size": BATCH}),
-    "cvar": (bx.BSVRBv2(**STEPS), risk_problem(bx.cvar(0.3)), {"batch_size": BATCH}),
+    "cvar": (bx.BSVRBv2(**STEPS), risk_problem(bx.cvar, 0.3), {"batch_size": BATCH}),
     "groups": (
         bx.MMBO(**STEPS),
-        risk_problem(bx.worst_group(np.arange(BLOCKS) % 3, temperature=0.5)),
+        risk_problem(bx.worst_group, np.arange(BLOCKS) % 3, 0.5),
         {"batch_size": BATCH},
     ),
-    "soft": (bx.BSVRBv2(**STEPS), risk_problem(bx.soft_maximum(0.5)), {"batch_size": BATCH}),
+    "soft": (bx.BSVRBv2(**STEPS), risk_problem(bx.soft_maximum, 0.5), {"batch_size": BATCH}),
     "wide": (bx.BSVRBv2(**STEPS), wide_problem, {"batch_size": 1, "patience": 100}),
     "MSVR": (
         bx.Restart(bx.MSVR(upper_step=0.05), first=10, stages=3),
