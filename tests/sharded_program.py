@@ -88,9 +88,9 @@ def normal_problem(level):
     return lambda: make_problem(level)
 
 
-def risk_problem(risk, *given):
+def risk_problem(risk, *given, **named):
     """Made when it is run: arrays must not be made before processes know one another."""
-    return lambda: make_problem(lower, risk=risk(*given))
+    return lambda: make_problem(lower, risk=risk(*given, **named))
 
 
 STEPS = {"upper_step": 0.05, "lower_step": 0.1}
@@ -101,7 +101,7 @@ CASES = {
     "cvar": (bx.BSVRBv2(**STEPS), risk_problem(bx.cvar, 0.3), {"batch_size": BATCH}),
     "groups": (
         bx.MMBO(**STEPS),
-        risk_problem(bx.worst_group, np.arange(BLOCKS) % 3, 0.5),
+        risk_problem(bx.worst_group, np.arange(BLOCKS) % 3, temperature=0.5),
         {"batch_size": BATCH},
     ),
     "soft": (bx.BSVRBv2(**STEPS), risk_problem(bx.soft_maximum, 0.5), {"batch_size": BATCH}),
