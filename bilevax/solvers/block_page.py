@@ -25,7 +25,7 @@ from bilevax._step.visit import Visit
 from bilevax._util import checks
 from bilevax._util.trees import PyTree, combine, where_slot, zeros_like
 from bilevax.solvers.recipe import Recipe
-from bilevax.solvers.start_checks import check_own_slots
+from bilevax.solvers.start_checks import check_own_slots, check_same_rows
 from bilevax.solvers.upper import UpperStep
 
 _COUNTED = 2**12  # steps whose coin flips are counted together
@@ -99,6 +99,7 @@ class BlockPAGE(Recipe):
     def check(self, problem: Problem, sampler: Sampler) -> None:
         """Raises if a hyper-parameter or a level does not fit the method."""
         check_own_slots(type(self).__name__, problem)
+        check_same_rows(type(self).__name__, problem)
         super().check(problem, sampler)
 
     def start(self, problem: Problem, x0: PyTree, y0: PyTree, sampler: Sampler) -> State:
