@@ -15,6 +15,7 @@ from jax import Array
 
 from bilevax._problem.bounds import Box, Set
 from bilevax._problem.levels import Argmin, Level
+from bilevax._problem.random_functions import Random, check_key
 from bilevax._problem.reading import check_reads, in_order
 from bilevax._problem.risk import Risk
 from bilevax._problem.rows import Batch, Rows
@@ -71,6 +72,10 @@ class Problem(eqx.Module):
         A run then minimises the mean of f over *batches* of its `batch_size`, ragged blocks cannot be used
         with all rows, and `BlockPAGE`, `BlockSAGA` and the diagnostics solve the problem of all rows at
         once, which is another one.
+      random: f, g and c take one more argument, a key for `jax.random`: for dropout, say, or augmentation. It
+        is another one for each step, block and function; a corrected method sees the same one at t and t−1.
+        Outside of steps, as in the diagnostics, there is one fixed key per function: F is then that of these
+        keys, not a mean over keys. Whether f, g and c are means over rows is not checked.
       risk: what is minimised in place of the mean over the blocks: `cvar`, `soft_maximum` or `worst_group`.
 
     Example:
@@ -96,6 +101,7 @@ class Problem(eqx.Module):
     through: Callable[..., PyTree] | None = eqx.field(static=True)
     means_over_rows: bool = eqx.field(static=True)
     risk: Risk | None
+    random: bool = eqx.field(static=True)
     axis: str | None = eqx.field(static=True)  # of the mesh, on a device that holds a share of the blocks
 
     def __init__(
@@ -108,6 +114,7 @@ class Problem(eqx.Module):
         through: Callable[[PyTree, PyTree, PyTree], PyTree] | None = None,
         means_over_rows: bool = True,
         risk: Risk | None = None,
+        random: bool = False,
     ):
         if not callable(upper):
             raise TypeError(f"upper must be a function f(x, y, block, batch), got {type(upper).__name__}")
@@ -119,6 +126,22 @@ class Problem(eqx.Module):
         if not self.levels:
             raise ValueError("lower must name at least one level, got an empty dict")
         check_reads(self.levels, self.named)
+        checks.flag("random", random)
+        if random and through is not None:
+            raise ValueError("through does not go with random=True: s(x, block, batch) takes no key")
+        self.random = random
+        check_key("upper", upper, "x, y, block, batch", random)
+        for name, level in self.levels.items():
+            if not level.own:
+                alone = level.is_value and not level.reads
+                arguments = "x, block, batch" if alone else "x, y, block, batch"
+                check_key(f"lower level {name!r}", level.function, arguments, random)
+        if random:
+            self.upper = Random(upper, 0)
+            self.levels = {
+                name: level.seen_through(functools.partial(Random, place=place))
+                for place, (name, level) in enumerate(self.levels.items(), 1)
+            }
         if isinstance(blocks, (int, np.integer)) and not isinstance(blocks, bool):
             self.count = checks.whole_number("blocks", blocks, 1)
             self.blocks = jnp.arange(self.count)
@@ -259,16 +282,19 @@ class Problem(eqx.Module):
         """f_i(x, y; ξ)."""
         return batch.average(lambda rows: self.upper(x, self.view(y), block, rows))
 
-    def draw_upper(self, random: Stream, blocks: Array, size: int | None, lower: dict[str, Batch]) -> Batch:
+    def draw_upper(
+        self, random: Stream, blocks: Array, size: int | None, lower: dict[str, Batch], common: Stream
+    ) -> Batch:
         """The upper level's batch: its own, or that of the lower level whose batch it shares."""
         if self.upper_shares is not None:
             return lower[self.upper_shares]
-        return draw(self.upper_data, random, blocks, size)
+        return draw(self.upper_data, random.at(0), blocks, size, lambda: common.at(0))
 
-    def draw_lower(self, random: Stream, blocks: Array, size: int | None) -> dict[str, Batch]:
+    def draw_lower(self, random: Stream, blocks: Array, size: int | None, common: Stream) -> dict[str, Batch]:
         """One batch per level; levels with the same data source share it."""
         batches = [
-            draw(source, random.at(1 + place), blocks, size) for place, source in enumerate(self.lower_data)
+            draw(source, random.at(1 + place), blocks, size, lambda place=place: common.at(1 + place))
+            for place, source in enumerate(self.lower_data)
         ]
         return {name: batches[place] for name, place in self.source_of}
 
@@ -278,9 +304,13 @@ def moved(y: PyTree, centre: PyTree, sign: int = 1) -> PyTree:
     return jax.tree.map(lambda a, b: a + sign * b.astype(a.dtype), y, centre)
 
 
-def draw(source: Rows | None, random: Stream, blocks: Array, size: int | None) -> Batch:
+def draw(
+    source: Rows | None, random: Stream, blocks: Array, size: int | None, common: Callable[[], Stream]
+) -> Batch:
     """The rows of a source for the sampled blocks; an empty batch (None) without a source."""
-    return Batch(None, shared=True) if source is None else source.draw(random, blocks, size)
+    if source is None:
+        return Batch(None, shared=True)
+    return source.draw(common() if source.common else random, blocks, size)
 
 
 def _by_name(lower: Any) -> Mapping[str, Any]:

@@ -79,7 +79,7 @@ def check_row_means(problem: Problem, x0: PyTree, y0: PyTree) -> None:
     Raises:
       ValueError: with the name of the function and what it looks like.
     """
-    if not problem.means_over_rows or _is_unknown((problem, x0, y0)):
+    if not problem.means_over_rows or problem.random or _is_unknown((problem, x0, y0)):
         return
     x = checks.floating("x0", x0)
     y = dict.fromkeys(problem.levels) if y0 is None else problem.split("y0", y0)

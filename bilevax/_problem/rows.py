@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 
 from bilevax._problem.bits import CompactRows
+from bilevax._problem.random_functions import Keyed
 from bilevax._problem.stream import Stream
 from bilevax._util.checks import flag, leading_axis
 
@@ -27,16 +28,25 @@ class Batch(eqx.Module):
       weight: None when every row counts the same; else (blocks, batch) weights that sum to one per
         block: the padded rows of ragged blocks have weight zero.
       shared: True when all blocks see the same rows, which are then not stacked.
+      random: the random stream of each block, if its functions take keys.
     """
 
     rows: PyTree
     weight: Array | None = None
     shared: bool = eqx.field(static=True, default=False)
+    random: Stream | None = None
 
     @property
     def axis(self) -> int | None:
-        """The axis of the blocks, for `jax.vmap`."""
+        """The axis of the blocks in the rows, for `jax.vmap`."""
         return None if self.shared else 0
+
+    @property
+    def axes(self) -> Any:
+        """The axes of the blocks, for `jax.vmap`."""
+        if self.random is None:
+            return self.axis
+        return Batch(self.axis, None if self.weight is None else self.axis, self.shared, Stream(0, 0))  # pyright: ignore[reportArgumentType]
 
     def average(self, function: Callable[[PyTree], PyTree]) -> PyTree:
         """The mean of a user's function over one block's batch.
@@ -44,10 +54,18 @@ class Batch(eqx.Module):
         The function is itself a mean over the rows it receives. Weighted rows are passed one by one, as
         batches of one, and their values are averaged with the weights.
         """
+        random = self.random
         if self.weight is None:
-            return function(self.rows)
+            return function(self.rows if random is None else Keyed(self.rows, random))
         weight = self.weight
-        values = jax.vmap(lambda row: function(jax.tree.map(lambda a: a[None], row)))(self.rows)
+        if random is None:
+            values = jax.vmap(lambda row: function(jax.tree.map(lambda a: a[None], row)))(self.rows)
+        else:
+
+            def one(row: PyTree, place: Array) -> PyTree:
+                return function(Keyed(jax.tree.map(lambda a: a[None], row), random.at(place)))
+
+            values = jax.vmap(one)(self.rows, jnp.arange(weight.shape[0]))
         return jax.tree.map(lambda v: jnp.tensordot(weight.astype(v.dtype), v, axes=1), values)
 
 
@@ -68,6 +86,11 @@ class Rows(eqx.Module):
     def at(self, step: Array) -> Rows:
         """The rows as a step sees them."""
         return self
+
+    @property
+    def common(self) -> bool:
+        """Whether all visited blocks see the same rows: they are then drawn alike for all strata."""
+        return False
 
     # Whether the arrays are split along their leading axis when devices share the blocks, or held by all.
     split: ClassVar[bool] = False
@@ -104,17 +127,22 @@ class Shared(Rows):
 
     packed: CompactRows
     count: int = eqx.field(static=True)
-    common: bool = eqx.field(static=True)
+    together: bool = eqx.field(static=True)
 
     def __init__(self, rows: PyTree, common: bool = False):
         flag("common of Shared", common)
-        self.count, self.common = leading_axis("Shared rows", rows), common
+        self.count, self.together = leading_axis("Shared rows", rows), common
         self.packed = CompactRows(rows)
 
     @property
     def rows(self) -> PyTree:
         """All rows, as they were given."""
         return self.packed.unpacked()
+
+    @property
+    def common(self) -> bool:
+        """See `Rows.common`."""
+        return self.together
 
     def draw(self, random: Stream, blocks: Array, size: int | None) -> Batch:
         if size is None:

@@ -35,6 +35,7 @@ PyTree = Any
 
 # The uses of the streams that are split off from a run's stream.
 BLOCKS, SECOND_BLOCKS, ROWS, START, POWER = range(5)
+KEYS = 2**31 - 1  # of the streams of a visit, whose first numbers are those of the data sources
 
 
 class Sample(eqx.Module):
@@ -64,6 +65,7 @@ class Sampler(eqx.Module):
       initial_batch_size: see `Sampling`.
       axis: on a device that holds a share of the blocks, the axis of the mesh; m, I and the strata are then
         those of the share.
+      keyed: whether functions that take keys get new ones in each step; else they get the same ones always.
     """
 
     random: Stream
@@ -74,6 +76,7 @@ class Sampler(eqx.Module):
     strata: int | None = eqx.field(static=True, default=None)
     initial_batch_size: int | Literal["all"] | None = eqx.field(static=True, default=None)
     axis: str | None = eqx.field(static=True, default=None)
+    keyed: bool = eqx.field(static=True, default=True)
 
     @property
     def stratum_size(self) -> int:
@@ -96,8 +99,9 @@ class Sampler(eqx.Module):
         problem = problem.with_rows(lambda rows: rows.at(step))
 
         def of_stratum(place: Array | int) -> Sample:
-            random = self.stream(self.random.at(ROWS).at(step), place)
-            return self.visit(problem, self._blocks_of(place, step), random, self.batch_size)
+            every = self.random.at(ROWS).at(step)
+            blocks, random = self._blocks_of(place, step), self.stream(every, place)
+            return self.visit(problem, blocks, random, self.batch_size, common=every)
 
         return self.by_stratum(of_stratum)
 
@@ -109,7 +113,8 @@ class Sampler(eqx.Module):
 
         def joined(part: Any) -> Any:
             if isinstance(part, Batch) and part.shared:  # the same for all strata
-                return jax.tree.map(lambda a: a[0], part)
+                rows = jax.tree.map(lambda a: a[0], part.rows)
+                return Batch(rows, shared=True, random=joined(part.random))
             return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), part)
 
         return jax.tree.map(joined, parts, is_leaf=lambda part: isinstance(part, Batch))
@@ -158,15 +163,35 @@ class Sampler(eqx.Module):
         return place * size + permuted(random, first + jnp.arange(count), size)
 
     def visit(
-        self, problem: Problem, blocks: Array, random: Stream, batch_size: int | None, slots: bool = True
+        self,
+        problem: Problem,
+        blocks: Array,
+        random: Stream,
+        batch_size: int | None,
+        slots: bool = True,
+        common: Stream | None = None,
     ) -> Sample:
-        """The sample of given blocks; `slots=False` leaves out which slots they touch."""
+        """The sample of given blocks.
+
+        Args:
+          problem: the problem.
+          blocks: the blocks.
+          random: what their rows are drawn with.
+          batch_size: how many; None for all.
+          slots: whether to say which slots they touch.
+          common: what rows that all strata see alike are drawn with; left out, `random`.
+        """
         constants = jax.tree.map(lambda a: a.at[blocks].get(mode="promise_in_bounds"), problem.blocks)
-        lower = problem.draw_lower(random, blocks, batch_size)
+        common = random if common is None else common
+        lower = problem.draw_lower(random, blocks, batch_size, common)
         touched = {
             n: _slots(level, blocks, constants, lower[n]) for n, level in problem.levels.items() if slots
         }
-        upper = problem.draw_upper(random.at(0), blocks, batch_size, lower)
+        upper = problem.draw_upper(random, blocks, batch_size, lower, common)
+        if problem.random and self.keyed:
+            own = random.at(KEYS).at(jnp.arange(blocks.shape[0]))
+            lower = {n: dataclasses.replace(batch, random=own) for n, batch in lower.items()}
+            upper = dataclasses.replace(upper, random=own)
         return Sample(blocks, constants, touched, upper, lower)
 
     def probe(self, problem: Problem, look: Callable[[], Sample]) -> Sample:
@@ -280,8 +305,8 @@ def _checked_streaming(sampling: Sampling) -> tuple[int | None, int | Literal["a
 
 
 def all_rows(problem: Problem) -> Sampler:
-    """The plan of all blocks and all their rows."""
-    return Sampling("all", "all").sampler(problem, jax.random.key(0))
+    """The plan of all blocks and all their rows; functions that take keys get the same ones always."""
+    return dataclasses.replace(Sampling("all", "all").sampler(problem, jax.random.key(0)), keyed=False)
 
 
 def as_sampling(

@@ -94,6 +94,6 @@ def each_block(
     def one(constants: PyTree, upper: Batch, lower: dict[str, Batch], *own: PyTree) -> Any:
         return function(BlockView(problem, x, constants, upper, lower).at(x), *own)
 
-    lower_axes = {name: batch.axis for name, batch in sample.lower.items()}
-    axes = (0, sample.upper.axis, lower_axes, *[0] * len(per_block))
+    lower_axes = {name: batch.axes for name, batch in sample.lower.items()}
+    axes = (0, sample.upper.axes, lower_axes, *[0] * len(per_block))
     return jax.vmap(one, in_axes=axes)(sample.constants, sample.upper, sample.lower, *per_block)

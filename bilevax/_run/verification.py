@@ -151,13 +151,14 @@ def _are_equal(x: PyTree, x0: PyTree) -> bool:
 def can_verify(problem: Problem) -> bool:
     """Whether a few blocks can be solved, and are not too large for that to be done unasked.
 
-    Sources of rows that a user wrote may not be able to return all rows.
+    Sources of rows that a user wrote may not be able to return all rows. Functions that draw random numbers
+    have no value that a run could be compared with.
     """
     known = all(
         isinstance(rows, (Shared, PerBlock, type(None))) for rows in (problem.upper_data, *problem.lower_data)
     )
     own_slots = any(level.slots is not None for level in problem.levels.values())
-    return known and not own_slots and affordable_blocks(problem, _BLOCKS) > 0
+    return known and not own_slots and not problem.random and affordable_blocks(problem, _BLOCKS) > 0
 
 
 def _message(

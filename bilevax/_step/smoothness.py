@@ -533,7 +533,8 @@ def _probe(problem: Problem, sampler: Sampler) -> Sample:
 
     def of_stratum(place: Any) -> Sample:
         chosen = permuted(sampler.stream(_fixed(), place), jnp.arange(count), size)
-        random = sampler.stream(sampler.random.at(POWER), place)
-        return sampler.visit(problem, place * size + chosen, random, sampler.batch_size)
+        every = sampler.random.at(POWER)
+        random, blocks = sampler.stream(every, place), place * size + chosen
+        return sampler.visit(problem, blocks, random, sampler.batch_size, common=every)
 
     return sampler.probe(problem, lambda: sampler.by_stratum(of_stratum))

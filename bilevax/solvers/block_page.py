@@ -28,7 +28,7 @@ from bilevax._util import checks
 from bilevax._util.trees import PyTree, combine, where_slot, zeros_like
 from bilevax.solvers.gradient_table import by_parts, sees_x
 from bilevax.solvers.recipe import Recipe
-from bilevax.solvers.start_checks import check_own_slots
+from bilevax.solvers.start_checks import check_own_slots, check_same_rows
 from bilevax.solvers.upper import UpperStep
 from bilevax.solvers.whole_pass import in_pieces, whole_slopes
 
@@ -103,6 +103,7 @@ class BlockPAGE(Recipe):
     def check(self, problem: Problem, sampler: Sampler) -> None:
         """Raises if a hyper-parameter or a level does not fit the method."""
         check_own_slots(type(self).__name__, problem)
+        check_same_rows(type(self).__name__, problem)
         super().check(problem, sampler)
 
     def start(self, problem: Problem, x0: PyTree, y0: PyTree, sampler: Sampler) -> State:

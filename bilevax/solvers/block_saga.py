@@ -31,7 +31,7 @@ from bilevax.solvers.gradient_table import (
     parts_of,
 )
 from bilevax.solvers.recipe import Recipe
-from bilevax.solvers.start_checks import check_own_slots
+from bilevax.solvers.start_checks import check_own_slots, check_same_rows
 from bilevax.solvers.upper import UpperStep
 
 
@@ -94,6 +94,11 @@ class BlockSAGA(Recipe):
     def check(self, problem: Problem, sampler: Sampler) -> None:
         """Raises if a hyper-parameter or a level does not fit the method."""
         check_own_slots(type(self).__name__, problem)
+        check_same_rows(type(self).__name__, problem)
+        if any(rows is not None and rows.common for rows in (problem.upper_data, *problem.lower_data)):
+            raise ValueError(
+                "BlockSAGA draws a row group for every block, got Shared(…, common=True): use BSVRBv2"
+            )
         if sampler.initial_batch_size not in (None, "all", 0):
             raise ValueError(
                 "initial_batch_size must be None, 'all' or 0 for BlockSAGA, whose table holds all rows, got "

@@ -27,6 +27,14 @@ def check_own_slots(method: str, problem: Problem) -> None:
             )
 
 
+def check_same_rows(method: str, problem: Problem) -> None:
+    """Raises if f or g draws random numbers: for methods that return to what they saw before."""
+    if problem.random:
+        raise ValueError(
+            f"{method} needs functions that are the same in every step, got random=True: use BSVRBv2"
+        )
+
+
 def checked_start(
     problem: Problem, x0: PyTree, y0: PyTree, sampler: Sampler
 ) -> tuple[PyTree, dict[str, PyTree], frozenset[str]]:

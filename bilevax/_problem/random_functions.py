@@ -1,0 +1,73 @@
+"""Functions that draw random numbers of their own: dropout, augmentation."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+
+from bilevax._problem.stream import Stream
+
+PyTree = Any
+
+_FIXED = 0x5EED, 0xD1CE  # the words of the stream where a step draws none
+
+
+class Keyed(eqx.Module):
+    """The rows of a batch, with the random stream of its block."""
+
+    rows: PyTree
+    random: Stream
+
+
+@dataclasses.dataclass(frozen=True)
+class Random:
+    """A function f, g or c that receives a random key as its last argument.
+
+    Attributes:
+      function: the function.
+      place: its number among the functions of the problem: each has keys of its own.
+    """
+
+    function: Callable[..., Any]
+    place: int
+
+    def __call__(self, *arguments: PyTree) -> Any:
+        *rest, batch = arguments
+        if isinstance(batch, Keyed):
+            rows, random = batch.rows, batch.random
+        else:  # outside of steps
+            rows, random = batch, Stream(*(jnp.uint32(word) for word in _FIXED))
+        return self.function(*rest, rows, random.at(self.place).key())
+
+
+def check_key(name: str, function: Callable[..., Any], arguments: str, random: bool) -> None:
+    """Raises if a function does not take a key that is drawn, or takes one that is not."""
+    count = len(arguments.split(", "))
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a callable that does not say what it takes
+        return
+    if _takes(signature, count + random):
+        return
+    if random:
+        raise TypeError(
+            f"{name} must take a key where random=True: function({arguments}, key), got {signature}"
+        )
+    if _takes(signature, count + 1) and list(signature.parameters)[count] == "key":
+        raise TypeError(
+            f"{name} takes a key, but none is drawn: give Problem(…, random=True), or function({arguments}), "
+            f"got {signature}"
+        )
+
+
+def _takes(signature: inspect.Signature, count: int) -> bool:
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,274 @@
+"""Functions that take random keys, and rows that all visited blocks see alike."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference import algorithms, problems
+
+import bilevax as bx
+
+STEPS, TOLERANCE, FLOOR = 40, 1e-9, 1.4
+SETTINGS = {"eta": 0.02, "tau": 0.05, "tau_bar": 0.04, "alpha": 0.3, "alpha_bar": 0.2, "beta": 0.25}
+NAMES = {"eta": "upper_step", "tau": "lower_step", "tau_bar": "inverse_step"}
+METHODS = {
+    "BSVRBv1": (bx.BSVRBv1, algorithms.bsvrb_v1),
+    "BSVRBv2": (bx.BSVRBv2, algorithms.bsvrb_v2),
+    "MMBO": (bx.MMBO, algorithms.mmbo),
+}
+
+
+class Noisy(problems.QuadraticBlocks):
+    """f and g with a slope that a key draws: by x in f, and by y in g."""
+
+    def noise(self, key, size):
+        return jax.random.normal(key, (size,))
+
+    def upper(self, x, y, block, batch, key):
+        return super().upper(x, y, block, batch) + self.noise(key, self.dx) @ x
+
+    def lower(self, x, y, block, batch, key):
+        return super().lower(x, y, block, batch) + self.noise(key, self.dy) @ y
+
+    def f_x(self, i, x, y, rows):
+        return super().f_x(i, x, y, rows.places) + rows.noise
+
+    def f_y(self, i, x, y, rows):
+        return super().f_y(i, x, y, rows.places)
+
+    def g_y(self, i, x, y, rows):
+        return super().g_y(i, x, y, rows.places) + rows.noise
+
+    def g_yy(self, i, x, y, rows):
+        return super().g_yy(i, x, y, getattr(rows, "places", rows))
+
+    def g_xy(self, i, x, y, rows):
+        return super().g_xy(i, x, y, rows.places)
+
+
+def as_library(blocks, common=False):
+    def source(rows):
+        return bx.Shared(rows | {"place": np.arange(len(next(iter(rows.values()))))}, common=common)
+
+    data = source(blocks.upper_rows), source(blocks.lower_rows)
+    return bx.Problem(blocks.upper, blocks.lower, blocks.blocks, *data, random=isinstance(blocks, Noisy))
+
+
+def make_solver(method):
+    solver = METHODS[method][0]
+    values = {NAMES.get(name, name): value for name, value in SETTINGS.items()} | {"floor": FLOOR}
+    has = {field.name for field in dataclasses.fields(solver)}
+    return solver(**{name: value for name, value in values.items() if name in has})
+
+
+def read(state):
+    memory, clocks = state.levels["lower"], state.clocks["lower"]
+    out = {"x": state.x, "z": state.z, "y": state.y, "s": memory.y.slope}
+    if memory.v is not None:
+        out |= {"u": memory.v.slope, "v": memory.v.at(clocks.v.now)}
+    return out if memory.hessian is None else out | {"H": memory.hessian}
+
+
+@eqx.filter_jit
+def run(solver, problem, x0, y0):
+    plan = bx.Sampling(blocks_per_step=2, batch_size=3)
+    state = solver.init(problem, x0, y0, key=jax.random.key(0), sampling=plan)
+
+    def step(state, _):
+        sample = solver.draw(problem, state)
+        seen = {"blocks": sample.blocks, "upper": sample.upper.rows["place"]}
+        seen["lower"] = sample.lower["lower"].rows["place"]
+        if problem.random:
+            for place, (name, batch) in enumerate((("upper", sample.upper), *sample.lower.items())):
+                keys = jax.vmap(lambda one, place=place: one.at(place).key())(batch.random)
+                size = (x0, y0)[place].shape[-1]
+                seen[f"{name} noise"] = jax.vmap(lambda k, size=size: jax.random.normal(k, (size,)))(keys)
+        state, _ = solver.step(problem, state)
+        return state, (read(state), seen)
+
+    end, (_, seen) = jax.lax.scan(step, state, length=STEPS)
+    return read(state), read(end), seen
+
+
+def follow(method, blocks, problem, sample_of):
+    x0, y0 = np.random.default_rng(1).normal(size=blocks.dx), np.zeros((blocks.m, blocks.dy))
+    first, end, seen = jax.tree.map(np.asarray, run(make_solver(method), problem, x0, y0))
+    samples = [sample_of({name: one[t] for name, one in seen.items()}) for t in range(STEPS)]
+    options = {"lam": FLOOR} if method == "BSVRBv1" else {}
+    given = algorithms.constant(**SETTINGS)
+    expected = METHODS[method][1](blocks, samples, SimpleNamespace(**first), given, **options)
+    for name, value in end.items():
+        np.testing.assert_allclose(value, getattr(expected, name), atol=TOLERANCE, err_msg=name)
+    return seen
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("method", METHODS)
+def test_keys_are_the_same_at_both_points_of_a_step_and_new_in_the_next(method):
+    blocks = Noisy()
+
+    def sample(seen):
+        def rows(name):
+            pairs = zip(seen[name], seen[f"{name} noise"], strict=True)
+            return [SimpleNamespace(places=places, noise=noise) for places, noise in pairs]
+
+        return SimpleNamespace(blocks=seen["blocks"], upper=rows("upper"), lower=rows("lower"))
+
+    seen = follow(method, blocks, as_library(blocks), sample)
+    numbers = np.concatenate([seen["upper noise"].ravel(), seen["lower noise"].ravel()])
+    assert len(np.unique(numbers)) == numbers.size
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_follow_their_transcription_on_common_rows(method):
+    blocks = problems.QuadraticBlocks()
+
+    def sample(seen):
+        count = len(seen["blocks"])
+        return SimpleNamespace(
+            blocks=seen["blocks"], upper=[seen["upper"]] * count, lower=[seen["lower"]] * count
+        )
+
+    seen = follow(method, blocks, as_library(blocks, common=True), sample)
+    assert seen["upper"].shape == (STEPS, 3)
+    assert (seen["upper"] != seen["lower"]).any()
+    assert (seen["upper"][1:] != seen["upper"][:-1]).any()
+
+
+def features(x, batch):
+    return jnp.tanh(jnp.tanh(batch["a"] @ x["in"]) @ x["out"])
+
+
+def network(common, random=False):
+    """A shared network, and a ridge head per block on its features."""
+    rows = {"a": np.random.default_rng(0).normal(size=(64, 16)).astype(np.float32)}
+    source = bx.Shared(rows, common=common)
+
+    def upper(x, y, block, batch, *key):
+        return jnp.mean((features(x, batch) @ y - block) ** 2)
+
+    def lower(x, y, block, batch, *key):
+        return upper(x, y, block, batch) + 0.1 * y @ y
+
+    problem = bx.Problem(upper, lower, jnp.arange(32.0), source, source, random=random)
+    weights = np.random.default_rng(1).normal(size=(16, 64)), np.random.default_rng(2).normal(size=(64, 4))
+    x0 = {name: 0.1 * one.astype(np.float32) for name, one in zip(("in", "out"), weights, strict=True)}
+    return problem, x0, jnp.zeros((32, 4))
+
+
+def operations(problem, x0, y0, solver):
+    plan = bx.Sampling(blocks_per_step=16, batch_size=8)
+    state = solver.init(problem, x0, y0, key=jax.random.key(0), sampling=plan)
+    arrays, rest = eqx.partition(state, eqx.is_array)
+
+    def step(arrays):
+        return eqx.filter(solver.bare_step(problem, eqx.combine(arrays, rest)), eqx.is_array)
+
+    return jax.jit(step).lower(arrays).compile().cost_analysis()["flops"]
+
+
+def test_common_rows_go_through_a_network_once_and_not_once_per_block():
+    solver = bx.MMBO(0.01, lower_step=0.1)
+    alone, together = (operations(*network(common), solver) for common in (False, True))
+    assert together < alone / 8  # of 16 blocks
+
+
+def test_strata_see_the_same_common_rows():
+    problem, _, _ = network(common=True)
+    plan = bx.Sampling(blocks_per_step=16, batch_size=8, strata=4)
+    sampler = plan.sampler(problem, jax.random.key(0))
+    whole = sampler.draw(problem, jnp.asarray(3))
+    one = dataclasses.replace(plan, strata=None).sampler(problem, jax.random.key(0))
+    np.testing.assert_array_equal(whole.upper.rows["a"], one.draw(problem, jnp.asarray(3)).upper.rows["a"])
+    assert whole.upper.rows["a"].shape == (8, 16)
+
+
+def test_keys_differ_between_strata_and_blocks():
+    problem, _, _ = network(common=True, random=True)
+    sampler = bx.Sampling(blocks_per_step=16, batch_size=8, strata=4).sampler(problem, jax.random.key(0))
+    samples = [sampler.draw(problem, jnp.asarray(step)) for step in (0, 1)]
+    words = np.concatenate([np.asarray(sample.upper.random.first) for sample in samples])
+    assert len(np.unique(words)) == 32
+
+
+def dropout(rows=16, keyed=True):
+    def upper(x, y, block, batch, key):
+        kept = jax.random.bernoulli(key, 0.5, batch.shape)
+        return jnp.mean(jnp.sum((y - 2 * kept * batch) ** 2, -1))
+
+    def lower(x, y, block, batch, key):
+        return jnp.mean(jnp.sum((y - x - 0.1 * jax.random.normal(key, x.shape)) ** 2, -1))
+
+    data = bx.PerBlock(np.random.default_rng(0).normal(size=(rows, 2)).astype(np.float32) + 1, [0, 5, rows])
+    return bx.Problem(upper, lower, 2, data, random=keyed), jnp.zeros(2), jnp.zeros((2, 2))
+
+
+@pytest.mark.parametrize("batch_size", [3, "all"])
+def test_a_resumed_run_draws_the_same_keys(tmp_path, batch_size):
+    options = {"solver": bx.BSVRBv2(), "key": jax.random.key(0), "progress": None, "batch_size": batch_size}
+    whole = bx.minimize(*dropout(), steps=60, **options)
+    bx.minimize(*dropout(), steps=23, checkpoint=tmp_path, **options)
+    again = bx.minimize(*dropout(), steps=60, checkpoint=bx.Checkpoint(tmp_path, resume=True), **options)
+    for one, other in zip(jax.tree.leaves(whole.state), jax.tree.leaves(again.state), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_run_with_keys_minimises_the_mean_over_keys():
+    problem, x0, y0 = dropout()
+    result = bx.minimize(problem, x0, y0, steps=4000, key=jax.random.key(0), batch_size=3, progress=None)
+    rows = np.asarray(problem.upper_data.rows)
+    # The mean over masks of (y − 2 kept · b)² is least at y = b.
+    best = (rows[:5].mean(0) + rows[5:].mean(0)) / 2
+    np.testing.assert_allclose(result.x, best, atol=0.1)
+    assert result.verification is None
+
+
+def test_the_diagnostics_use_one_key_whatever_blocks_are_looked_at_together():
+    problem, x0, y0 = dropout()
+    one, both = (bx.objective(problem, x0 + 1, y0, blocks_at_once=count) for count in (1, 2))
+    np.testing.assert_allclose(one, both, rtol=1e-6)
+    slope = bx.hypergradient(problem, x0 + 1, y0)
+    moved = [
+        (bx.objective(problem, x0 + 1 + e, y0) - bx.objective(problem, x0 + 1 - e, y0)) / 0.02
+        for e in 0.01 * np.eye(2)
+    ]
+    np.testing.assert_allclose(slope, moved, rtol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda f, g: bx.Problem(f, g, 2, random=True), TypeError, "upper must take a key where random=True"),
+        (lambda f, g: bx.Problem(g, f, 2), TypeError, "upper takes a key, but none is drawn"),
+        (lambda f, g: bx.Problem(f, g, 2), TypeError, "lower level 'lower' takes a key, but none is drawn"),
+        (lambda f, g: bx.Problem(g, f, 2, random=True), TypeError, "lower level 'lower' must take a key"),
+        (lambda f, g: bx.Problem(g, g, 2, random=1), TypeError, "random must be True or False, got 1"),
+        (
+            lambda f, g: bx.Problem(g, bx.mean(lambda x, block, batch: x), 2, random=True),
+            TypeError,
+            "lower level 'lower' must take a key",
+        ),
+        (lambda f, g: bx.Shared(np.ones(3), common=1), TypeError, "common of Shared must be True or False"),
+    ],
+)
+def test_keys_that_do_not_fit_are_named(make, error, message):
+    with pytest.raises(error, match=message):
+        make(lambda x, y, block, batch: jnp.sum(x * y), lambda x, y, block, batch, key: jnp.sum((x - y) ** 2))
+
+
+@pytest.mark.parametrize("solver", [bx.BlockPAGE(0.1), bx.BlockSAGA(0.1)], ids=["BlockPAGE", "BlockSAGA"])
+def test_methods_for_finite_sums_refuse_keys_by_name(solver):
+    with pytest.raises(ValueError, match="needs functions that are the same in every step, got random=True"):
+        bx.minimize(*dropout(), solver=solver, steps=1, key=jax.random.key(0), progress=None)
+
+
+def test_block_saga_refuses_common_rows_by_name():
+    with pytest.raises(
+        ValueError, match=r"BlockSAGA draws a row group for every block, got Shared\(…, common"
+    ):
+        bx.minimize(*network(True), solver=bx.BlockSAGA(0.1), steps=1, key=jax.random.key(0), progress=None)
