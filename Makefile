@@ -9,6 +9,7 @@ quick := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
 TEST_XLA_FLAGS ?= $$($(bin)/python tests/known_flags.py $(quick))
 
 bin := .venv/bin
+run_pages := tests/test_docs.py::test_the_examples_of_a_page_run_in_order
 
 # Tests that need data sets look here; without the folder they are skipped.
 data := $(abspath ../shared/data)
@@ -41,9 +42,11 @@ FAULTS ?= 1000
 faults: .venv/dev
 	cd tests && ../$(bin)/python -m faults --count $(FAULTS)
 
+# Besides style and types: what takes seconds to check in the pages and the plan of the folders.
 lint: .venv/dev
 	$(bin)/ruff check .
 	$(bin)/ruff format --check .
+	$(bin)/python -m pytest tests/test_house.py tests/test_docs.py --deselect $(run_pages)
 	$(bin)/pyright --pythonpath $(bin)/python
 
 format: .venv/dev

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 
 import jax
 import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The processes of a session, those that tests start among them, compile equal programs once.
+
+    A folder of the session's own: what a killed process leaves there harms no other session.
+    """
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return  # a user's own, or, in a process that xdist started, that of the session
+    folder = tempfile.mkdtemp(prefix="bilevax-programs-")
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    options = {"jax_compilation_cache_dir": folder, "jax_persistent_cache_min_compile_time_secs": 0.1}
+    for name, value in options.items():
+        jax.config.update(name, value)
+        os.environ[name.upper()] = str(value)
 
 
 @pytest.fixture(autouse=True, scope="module")

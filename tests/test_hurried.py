@@ -1,0 +1,92 @@
+"""Which programs are compiled in a hurry, and that this changes nothing but the time."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bilevax as bx
+from bilevax._run import chunks
+from bilevax._util import hurried
+from bilevax._util.hurried import FEW, HurriedJit
+
+
+@pytest.fixture
+def sizes(monkeypatch):
+    """Which sizes of program are asked for."""
+    asked, program = [], HurriedJit.program
+
+    def noted(self, small):
+        asked.append((self.__name__, small))
+        return program(self, small)
+
+    monkeypatch.setattr(HurriedJit, "program", noted)
+    return asked
+
+
+def test_the_numbers_that_all_calls_read_decide(sizes):
+    def double(x):
+        return 2 * x
+
+    once, often = HurriedJit(double), HurriedJit(double, calls=FEW)
+    np.testing.assert_array_equal(once(np.ones(3)), 2 * np.ones(3))
+    often(np.ones(3))
+    once(np.ones(3), work=FEW + 1)
+    assert [small for _, small in sizes] == [True, False, False]
+
+
+def test_within_another_program_nothing_is_compiled_apart(sizes):
+    inner = HurriedJit(lambda x: x + 1)
+    assert float(jax.jit(inner)(1.0)) == 2.0
+    assert sizes == []
+
+
+def test_options_that_the_compiler_does_not_know_are_left_out(monkeypatch):
+    known = hurried.hurry()
+    monkeypatch.setattr(hurried, "_OPTIONS", {"xla_there_is_no_such_option": True} | known)
+    assert hurried.hurry.__wrapped__() == known
+
+
+PROBLEM = bx.Problem(
+    upper=lambda x, y, block, batch: jnp.sum((y - block) ** 2),
+    lower=lambda x, y, block, batch: jnp.sum((y - x) ** 2),
+    blocks=jnp.arange(8.0).reshape(4, 2),
+)
+
+
+@pytest.mark.parametrize(("steps", "small"), [(5, True), (10**7, False)])
+def test_how_many_steps_a_run_has_decides_how_it_is_compiled(steps, small, sizes):
+    seen = []
+
+    class SeenError(Exception):
+        pass
+
+    def end(problem, state):
+        seen.append(int(state.step))
+        raise SeenError
+
+    with pytest.raises(SeenError):
+        bx.minimize(
+            PROBLEM,
+            jnp.zeros(2),
+            jnp.zeros((4, 2)),
+            solver=bx.SOBA(0.1, lower_step=0.1, inverse_step=0.1),
+            steps=steps,
+            every=2,
+            metrics={"end": end},
+            progress=None,
+        )
+    assert seen == [2]
+    assert {kind for name, kind in sizes if name == "chunk_program"} == {small}
+
+
+def test_the_work_of_a_run_grows_with_its_steps_and_its_batches():
+    def work(steps, per_step):
+        solver = bx.SOBA(0.1, lower_step=0.1, inverse_step=0.1)
+        state = solver.init(
+            PROBLEM, jnp.zeros(2), jnp.zeros((4, 2)), key=jax.random.key(0), blocks_per_step=per_step
+        )
+        return chunks.work_of(PROBLEM, state, steps)
+
+    assert work(20, 1) == 2 * work(10, 1)
+    assert work(10, 4) > work(10, 1)
