@@ -72,11 +72,11 @@ class Problem(eqx.Module):
         A run then minimises the mean of f over *batches* of its `batch_size`, ragged blocks cannot be used
         with all rows, and `BlockPAGE`, `BlockSAGA` and the diagnostics solve the problem of all rows at
         once, which is another one.
+      risk: what is minimised in place of the mean over the blocks: `cvar`, `soft_maximum` or `worst_group`.
       random: f, g and c take one more argument, a key for `jax.random`: for dropout, say, or augmentation. It
         is another one for each step, block and function; a corrected method sees the same one at t and t−1.
         Outside of steps, as in the diagnostics, there is one fixed key per function: F is then that of these
         keys, not a mean over keys. Whether f, g and c are means over rows is not checked.
-      risk: what is minimised in place of the mean over the blocks: `cvar`, `soft_maximum` or `worst_group`.
 
     Example:
       >>> import bilevax as bx, jax.numpy as jnp
