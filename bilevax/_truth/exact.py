@@ -1,7 +1,7 @@
 """All blocks on all rows, a group of blocks at a time: lower solutions, linear systems and means.
 
-Argmin levels are minimised by BFGS and finished by Newton's method; their Hessians are factorised if they
-are small, and used through Hessian-vector products otherwise.
+Argmin levels of few variables are minimised by damped Newton steps; larger ones by BFGS, finished by Newton's
+method. Their Hessians are factorised if they are small, and used through Hessian-vector products otherwise.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from bilevax._problem.view import BlockView, each_block
 from bilevax._step.lagrangian import Point, gradients, upper_gradients, with_terms
 from bilevax._step.linear_algebra import one_by_one, solve_one
 from bilevax._step.slots import gather
+from bilevax._truth.lower_solve import SMALL, solve_lower_problem, unit_diagonal
 from bilevax._truth.own_solve import Minimised, own_levels, solve_own
 from bilevax._truth.saddle_solve import indefinite_inverse, solve_saddle
 from bilevax._truth.set_solve import multiplier_within, projection, solve_within
@@ -33,7 +34,7 @@ from bilevax._util.trees import PyTree, combine, norm, result_dtype, zeros_like
 _DENSE = 512  # the largest d_y whose Hessians are formed
 _NUMBERS = 2**25  # about how many entries of intermediate results a group of blocks may take
 _MOST_BLOCKS = 256  # in a group: all of them iterate until the last one is solved
-_NEWTON_STEPS = 100
+_NEWTON_STEPS, _POLISHING_STEPS = 100, 20
 
 
 class Accuracy(eqx.Module):
@@ -261,6 +262,15 @@ def _minimise(
     value: Callable[[Array], Array], start: Array, plan: Accuracy
 ) -> tuple[Array, tuple[Array, Array]]:
     """The minimiser of one block's g, its ‖∇g‖ and the scale of that."""
+    gradient = jax.grad(value)
+    y = solve_lower_problem(value, start).y if start.size <= SMALL else _quasi_newton(value, start, plan)
+    slope, push = jax.linearize(gradient, y)
+    good = jnp.isfinite(value(y)) & _is_convex(gradient, y)
+    return y, (jnp.where(good, norm(slope), jnp.nan), norm(push(y)) + norm(push(_unit(y))))
+
+
+def _quasi_newton(value: Callable[[Array], Array], start: Array, plan: Accuracy) -> Array:
+    """The minimiser of a g of many variables: BFGS, and then Newton's method."""
     optimistix, _ = libraries()
     gradient = jax.grad(value)
 
@@ -292,9 +302,33 @@ def _minimise(
         return y, now, jnp.where(better, jnp.minimum(2 * length, 1), length / 2), count + 1
 
     carry = (found, measure(found), jnp.ones((), start.dtype), jnp.zeros((), jnp.int32))
-    y, (_, size, scale), *_ = jax.lax.while_loop(unfinished, newton, carry)
-    good = jnp.isfinite(value(y)) & _is_convex(gradient, y)
-    return y, (jnp.where(good, size, jnp.nan), scale)
+    y = jax.lax.while_loop(unfinished, newton, carry)[0]
+    return _polished(gradient, y, plan) if start.size <= _DENSE else y
+
+
+def _polished(gradient: Callable[[Array], Array], y: Array, plan: Accuracy) -> Array:
+    """Further Newton steps, while each leaves at most half of what was left, in the norm of the Hessian.
+
+    ‖∇g‖ hardly sees directions in which g is nearly flat; this norm weighs all directions alike.
+    """
+
+    def step(y: Array) -> tuple[Array, Array]:
+        slope = gradient(y)
+        move = _system(gradient, y, slope, plan)
+        return move, jnp.vdot(slope, move)
+
+    def going(carry: Any) -> Array:
+        return carry[2] & (carry[3] < _POLISHING_STEPS)
+
+    def polish(carry: Any) -> Any:
+        y, (move, left), _, count = carry
+        then = step(y - move)
+        better = (then[1] >= 0) & (then[1] <= left / 4)
+        y, now = jax.tree.map(lambda new, old: jnp.where(better, new, old), (y - move, then), (y, (move, left)))
+        return y, now, better, count + 1
+
+    first = step(y)
+    return jax.lax.while_loop(going, polish, (y, first, first[1] > 0, jnp.zeros((), jnp.int32)))[0]
 
 
 def _is_convex(gradient: Callable[[Array], Array], y: Array) -> Array:
@@ -324,9 +358,13 @@ def _power(push: Callable[[Array], Array], like: Array, turns: int = 30) -> Arra
 
 
 def _system(gradient: Callable[[Array], Array], y: Array, right: Array, plan: Accuracy) -> Array:
-    """[∇²g(y)]⁻¹ right: by a Cholesky factorisation if it is small, else by conjugate gradients."""
+    """[∇²g(y)]⁻¹ right: by a Cholesky factorisation if it is small, else by conjugate gradients.
+
+    The factorisation is that of the matrix with ones on its diagonal: entries of y may differ in their units.
+    """
     if y.size <= _DENSE:
-        return one_by_one(solve_one)(jax.jacfwd(gradient)(y), right[:, None])[:, 0]
+        scaled, scales = unit_diagonal(jax.jacfwd(gradient)(y))
+        return one_by_one(solve_one)(scaled, (right / scales)[:, None])[:, 0] / scales
     _, lineax = libraries()
     _, push = jax.linearize(gradient, y)
     size = _or_one(norm(right))

@@ -18,7 +18,7 @@ from jax.scipy.sparse.linalg import cg
 
 from bilevax._step.linear_algebra import one_by_one
 
-_DENSE = 64  # variables, up to which the Hessian is a matrix
+SMALL = 64  # variables, up to which the Hessian is a matrix
 _STEPS = 60  # damped Newton steps
 _DAMPING, _CHANGE, _MOST_DAMPING = 1e-3, 10.0, 1e6
 _QUASI_NEWTON_STEPS, _QUASI_NEWTON_SHARE = 100, 1e-4
@@ -27,7 +27,6 @@ _CG_STEPS, _CG_SHARE = 300, 1e-3
 _CG_ENOUGH = 0.03  # what may be left of a right-hand side
 _PROBES, _ROUNDS = 8, 4
 _SHARE = 0.05  # the least entry of the diagonal, as a share of the size of its row
-_NOTHING = 1e-20  # of the largest diagonal entry: less is no curvature at all
 
 Value = Callable[[Array], Array]
 
@@ -53,7 +52,7 @@ def solve_lower_problem(value: Value, start: Array) -> Solved:
       value: g as a function of a vector.
       start: where to begin.
     """
-    return (_dense if start.size <= _DENSE else _matrix_free)(value, start)
+    return (_dense if start.size <= SMALL else _matrix_free)(value, start)
 
 
 def _dense(value: Value, start: Array) -> Solved:
@@ -85,8 +84,7 @@ def _dense(value: Value, start: Array) -> Solved:
 def _inverse(value: Value, at: Array, damping: Array) -> Callable[[Array], Array]:
     """The inverse of the Hessian with its diagonal scaled to one and then raised by the damping."""
     hessian = jax.hessian(value)(at)
-    scales = _roots(jnp.diagonal(hessian))
-    scaled = hessian / (scales[:, None] * scales)
+    scaled, scales = unit_diagonal(hessian)
     values, vectors = one_by_one(_decomposed)((scaled + scaled.T) / 2)
     # A direction of negative curvature has no minimum: it is followed with the size of that curvature.
     values = jnp.abs(values) + damping
@@ -98,11 +96,20 @@ def _decomposed(matrix: Array) -> tuple[Array, Array]:
     return values, vectors
 
 
-def _roots(diagonal: Array) -> Array:
-    """The roots of a diagonal, with a floor where it is not positive; ones if there is no curvature."""
+def unit_diagonal(hessian: Array) -> tuple[Array, Array]:
+    """A Hessian with ones on its diagonal, and the scales that it was divided by on both sides."""
+    scales = roots(jnp.diagonal(hessian))
+    return hessian / scales[:, None] / scales, scales
+
+
+def roots(diagonal: Array) -> Array:
+    """The roots of a diagonal by size; where it is zero, that of its largest entry, or one.
+
+    Entries may differ by any factor: a strength that has grown to e⁷⁰ must not change the units of others.
+    """
     diagonal = jnp.abs(diagonal)
     largest = jnp.max(diagonal)
-    return jnp.where(largest > 0, jnp.sqrt(jnp.maximum(diagonal, _NOTHING * largest)), 1)
+    return jnp.sqrt(jnp.where(diagonal > 0, diagonal, jnp.where(largest > 0, largest, 1)))
 
 
 def _matrix_free(value: Value, start: Array) -> Solved:
@@ -139,7 +146,7 @@ def _scales(value: Value, at: Array) -> Array:
         signs = jax.random.rademacher(draw, (_PROBES, at.size), at.dtype)
         found = signs * jax.lax.map(lambda sign: product(sign / scales) / scales, signs)
         diagonal = jnp.maximum(jnp.mean(found, 0), _SHARE * jnp.sqrt(jnp.mean(jnp.square(found), 0)))
-        return key, scales * _roots(diagonal)
+        return key, scales * roots(diagonal)
 
     return jax.lax.fori_loop(0, _ROUNDS, improve, (jax.random.key(0), jnp.ones_like(at)))[1]
 
