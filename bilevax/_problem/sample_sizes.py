@@ -4,8 +4,9 @@ A step sees everything while that is cheap, so that small problems are solved wi
 
     I = m/20, between 128 and 512,        B = 4096/I, between 32 and 512
 
-(all blocks, if there are fewer). What is tracked of a block is as old as its last visit, m/I steps: at equal
-rows per step, many blocks with few rows each do better than few blocks with many.
+(all blocks, if there are fewer; more than 512, where their rows are so few that a step stays cheap). What is
+tracked of a block is as old as its last visit, m/I steps: at equal rows per step, many blocks with few rows
+each do better than few blocks with many.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def chosen_sizes(
     size = None if batch_size == "all" else batch_size
     if blocks is None or batch_size is None:
         if blocks is None:
-            blocks = m if m * max(rows_of_a_visit(problem, size), 1) <= CHEAP else _share(m, strata)
+            blocks = m if m * max(rows_of_a_visit(problem, size), 1) <= CHEAP else _share(m, rows_of_a_visit(problem, size), strata)
         rows = [_longest(source) for source in _sources(problem)]
         # Where f and g are not means over rows, B is part of the problem.
         if batch_size is None and problem.means_over_rows and blocks * sum(rows) > CHEAP:
@@ -61,9 +62,10 @@ def _sources(problem: Problem) -> list[Rows]:
     return [one for one in (problem.upper_data, *problem.lower_data) if one is not None]
 
 
-def _share(blocks: int, strata: int) -> int:
-    """I of m blocks."""
-    share = min(max(blocks // _VISITED, _FEWEST_BLOCKS), _MOST_BLOCKS, blocks)
+def _share(blocks: int, rows: int, strata: int) -> int:
+    """I of m blocks, of which a visit reads so many rows."""
+    most = max(_MOST_BLOCKS, CHEAP // max(rows, 1))
+    share = min(max(blocks // _VISITED, _FEWEST_BLOCKS), most, blocks)
     return min(-(-share // strata) * strata, blocks)
 
 

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 
 def raise_eigenvalues(
-    matrices: Float[Array, "slots d d"], floor: Any
+    matrices: Float[Array, "slots d d"], floor: Any, reflected: bool = False
 ) -> tuple[Float[Array, "slots d d"], Int[Array, ""]]:
     """The nearest symmetric matrices with eigenvalues ≥ floor (S_λ), and how many had to be changed.
+
+    If `reflected`, an eigenvalue below the floor becomes as much larger than it, in place of equal to it.
 
     The floor is a number, or one per slot. A Cholesky factorisation of H − floor · 1 shows whether a matrix
     is already in the set. The others are changed: on a CPU by decomposing them one by one; on an accelerator,
@@ -30,18 +32,26 @@ def raise_eigenvalues(
     floor = jnp.broadcast_to(jnp.asarray(floor, matrices.dtype), matrices.shape[:1])[:, None, None]
     symmetric = (matrices + jnp.swapaxes(matrices, -1, -2)) / 2
     if size == 1:
-        return jnp.maximum(symmetric, floor), jnp.sum(symmetric < floor, dtype=jnp.int32)
+        raised = floor + jnp.abs(symmetric - floor) if reflected else jnp.maximum(symmetric, floor)
+        return raised, jnp.sum(symmetric < floor, dtype=jnp.int32)
     shifted = symmetric - floor * jnp.eye(size, dtype=matrices.dtype)
     low = jax.vmap(one_by_one(lambda matrix: ~jnp.isfinite(_cholesky(matrix)[-1, -1])))(shifted)
     if jax.default_backend() != "cpu":
-        changed = run_if(jnp.any(low), lambda: symmetric - shifted + positive_part(shifted), symmetric)
+        times = 2 if reflected else 1  # |A| = A₊ + (A₊ − A)
+
+        def change() -> Array:
+            return symmetric + times * (positive_part(shifted) - shifted)
+
+        changed = run_if(jnp.any(low), change, symmetric)
         return jnp.where(low[:, None, None], changed, symmetric), jnp.sum(low, dtype=jnp.int32)
 
     def lift(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         matrices, low = carry
         place = jnp.argmax(low)
         values, vectors = one_by_one(_eigh)(matrices[place])
-        lifted = (vectors * jnp.maximum(values, floor[place, 0, 0])) @ vectors.T
+        least = floor[place, 0, 0]
+        values = least + jnp.abs(values - least) if reflected else jnp.maximum(values, least)
+        lifted = (vectors * values) @ vectors.T
         return matrices.at[place].set((lifted + lifted.T) / 2), low.at[place].set(False)
 
     lifted, _ = jax.lax.while_loop(lambda carry: jnp.any(carry[1]), lift, (symmetric, low))

@@ -17,6 +17,10 @@ looked at once more, at the end of the step and on the same batch: where g rises
 fell at the beginning, the step is shortened to where the line through both slopes is zero. (On a quadratic g
 that never happens.)
 
+If g is not convex, negative eigenvalues of H change their sign, so that a step is as long as the curvature
+allows, and goes downhill; small ones are raised. What is added to H counts as part of h, in the rule of v too:
+otherwise v would grow by large factors along the directions in which h is negative.
+
 Within bounds, y moves to the minimum of c ⟨∇_y g, d⟩ + ½ ⟨d, H d⟩ over the steps d that stay in them, which
 is −c H⁻¹ ∇_y g where no bound is met (`_step_within`). v lives on the entries that no bound holds.
 """
@@ -50,7 +54,6 @@ from bilevax._util.trees import PyTree
 
 _LEAST = 1e-3  # the least eigenvalue of H, scaled to a diagonal of ones
 _SHORTEST = 1e-3  # of a Newton step
-_NOTHING = 1e-20  # of the largest diagonal entry: less is no curvature at all
 _GUESSES = 12  # of which bounds a step meets
 
 
@@ -79,11 +82,14 @@ class NewtonSteps(TrackedSolve):
         weight = visit.rates.alpha
         sampled = hessians(look.problem, visit.name, point, look.sample)
         signs = _signs(visit)
-        hessian, repaired = _definite(track(visit.rows.hessian, [sampled], weight, None), _LEAST, signs)
+        tracked = track(visit.rows.hessian, [sampled], weight, None)
+        hessian, repaired = _definite(tracked, _LEAST, signs)
         slopes = self.lower_gradient(seen, visit), self.solve_gradient(seen, visit)
         values = point.y[visit.name], v[visit.name]
         scales = _scales(hessian)
-        right = jnp.stack([flatten_slots(slope) for slope in slopes], -1) / scales[..., None]
+        raised = ((hessian - tracked) @ flatten_slots(v[visit.name])[..., None])[..., 0] / weight
+        right = jnp.stack([flatten_slots(slopes[0]), flatten_slots(slopes[1]) + raised], -1)
+        right = right / scales[..., None]
         inverse = solve if signs is None else solve_indefinite
         curved = _scaled(hessian, 1 / scales)
         if visit.confined:
@@ -180,16 +186,15 @@ def _positive(hessian: Array, least: float) -> tuple[Array, Array]:
     Without that scaling, entries of y in small units would be lost beside those in large ones.
     """
     scales = _scales(hessian)
-    raised, count = raise_eigenvalues(_scaled(hessian, 1 / scales), least)
+    raised, count = raise_eigenvalues(_scaled(hessian, 1 / scales), least, reflected=True)
     return _scaled(raised, scales), count
 
 
 def _scales(hessian: Array) -> Array:
-    """The roots of the diagonal, with a floor where that is not positive."""
+    """The roots of the diagonal by size; where it is zero, that of its largest entry, or one."""
     diagonal = jnp.abs(jnp.diagonal(hessian, axis1=-2, axis2=-1))
-    largest = jnp.max(diagonal, axis=-1, keepdims=True)
-    tiny = jnp.finfo(hessian.dtype).tiny
-    return jnp.sqrt(jnp.maximum(diagonal, jnp.maximum(_NOTHING * largest, tiny)))
+    largest, tiny = jnp.max(diagonal, axis=-1, keepdims=True), jnp.finfo(hessian.dtype).tiny
+    return jnp.sqrt(jnp.where(diagonal > tiny, diagonal, jnp.where(largest > tiny, largest, 1)))
 
 
 def _scaled(matrices: Array, scales: Array) -> Array:
