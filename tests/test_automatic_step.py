@@ -218,7 +218,7 @@ def test_the_default_solver_fits_the_size_of_the_lower_problems():
         lower=lambda x, y, block, batch: jnp.sum((y - x) ** 2),
         blocks=2,
     )
-    for size, tracks_hessians in ((4, True), (100, False)):
+    for size, tracks_hessians in ((4, True), (1000, False)):
         result = bx.minimize(wide, jnp.zeros(size), jnp.zeros((2, size)), steps=1, progress=None)
         assert (result.state.levels["lower"].hessian is not None) == tracks_hessians
 
@@ -347,3 +347,25 @@ def test_x_moves_while_y_settles_slowly():
     found, first = bx.objective(problem, result.x, y0), bx.objective(problem, x0, y0)
     least = 0.09 * 6 * 1.1  # the spread of the targets
     assert found - least < 0.5 * (first - least)
+
+
+def test_newton_steps_settle_on_lower_problems_that_are_not_convex():
+    """Small networks near a prior: H is indefinite at first, and v must not be multiplied by that."""
+    random = np.random.default_rng(15)
+    place = random.uniform(-3, 3, (20, 5)).astype(np.float32)
+    target = random.uniform(0.5, 2, (20, 1)) * np.tanh(2 * place + random.uniform(-1, 1, (20, 1)))
+    x0 = jnp.asarray(random.normal(size=(3, 8)) * 0.5, jnp.float32)
+
+    def error(y, block):
+        return jnp.mean((jnp.tanh(block["place"][:, None] * y[0] + y[1]) @ y[2] - block["target"]) ** 2)
+
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: error(y, block),
+        lower=lambda x, y, block, batch: error(y, block) + 0.1 * jnp.sum((y - x) ** 2),
+        blocks={"place": place, "target": target.astype(np.float32)},
+    )
+    stop = bx.Stop(recover=False, verify=False)
+    y0 = jnp.broadcast_to(x0, (20, 3, 8))
+    result = bx.minimize(problem, x0, y0, steps=100, every=20, stop=stop, progress=None)
+    assert result.history["lower_residual"][-1] < 1e-3
+    assert result.history["inverse_residual"][-1] < 0.1

@@ -44,7 +44,9 @@ def sizes(problem, *given, **others):
         (1000, 20, None, (128, None)),  # few rows: all of them
         (5000, 200, None, (250, 32)),
         (20_000, 100, None, (512, 32)),
-        (100_000, None, None, (512, None)),  # no rows at all
+        (20_000, 4, None, (1000, None)),  # many blocks of few rows: more blocks
+        (200_000, 8, None, (2048, None)),
+        (100_000, None, None, (5000, None)),  # no rows at all
     ],
 )
 def test_small_problems_are_seen_whole_and_large_ones_in_part(m, lower, upper, expected):

@@ -215,3 +215,15 @@ def test_eigenvalues_are_raised_by_products_as_by_decomposition(monkeypatch):
     assert int(counted) == int(also) > 0
     np.testing.assert_allclose(multiplied, decomposed, atol=1e-4)
     np.testing.assert_array_equal(multiplied[0], matrices[0])
+
+
+def test_reflected_eigenvalues_are_as_far_above_the_floor_as_they_were_below():
+    random = np.random.default_rng(0)
+    vectors = np.linalg.qr(random.normal(size=(3, 3)))[0]
+    matrix = (vectors * [-2.0, 0.1, 3.0]) @ vectors.T
+    expected = (vectors * [3.0, 0.9, 3.0]) @ vectors.T
+    found, count = raise_eigenvalues(jnp.asarray(matrix)[None], 0.5, reflected=True)
+    np.testing.assert_allclose(found[0], expected, atol=1e-6)
+    assert int(count) == 1
+    small, _ = raise_eigenvalues(jnp.array([[[-2.0]]]), 0.5, reflected=True)
+    np.testing.assert_allclose(small, [[[3.0]]])

@@ -170,3 +170,41 @@ def test_a_start_where_the_gradient_is_zero_is_named():
         bx.minimize(
             problem, jnp.zeros((3, 2)), jnp.zeros((4, 2)), steps=50, progress=None, stop=bx.Stop(verify=True)
         )
+
+
+def test_entries_of_y_may_have_curvatures_of_any_size():
+    """Strengths that x has moved far, on features in their own units: in float32 only scaling helps."""
+    random = np.random.default_rng(0)
+    rows = np.concatenate([random.normal(100, 10, (80, 3)), np.ones((80, 1))], 1)
+    targets = rows[:, 0] - 2 * rows[:, 1] + 50 + random.normal(size=80)
+    data = {"row": rows.astype(np.float32), "target": targets.astype(np.float32)}
+    x = np.array([-16.0, -41.0, 77.0], np.float32)
+
+    def error(y, batch):
+        return jnp.mean((batch["row"] @ y - batch["target"]) ** 2)
+
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: error(y, batch),
+        lower=lambda x, y, block, batch: error(y, batch) + jnp.exp(x) @ y[:3] ** 2,
+        blocks=1,
+        upper_data=bx.Shared({name: array[:40] for name, array in data.items()}),
+        lower_data=bx.Shared({name: array[40:] for name, array in data.items()}),
+    )
+    gram = rows[40:].T @ rows[40:] / 40 + np.diag([*np.exp(x.astype(float)), 0.0])
+    y = np.linalg.solve(gram, rows[40:].T @ targets[40:] / 40)
+    expected = np.mean((rows[:40] @ y - targets[:40]) ** 2)
+    y0 = jnp.zeros((1, 4))
+    np.testing.assert_allclose(bx.objective(problem, jnp.asarray(x), y0), expected, rtol=1e-2)
+    state = bx.BlockNewton().init(problem, jnp.asarray(x), y0, key=jax.random.key(0))
+    np.testing.assert_allclose(bx.verify(problem, state, jnp.asarray(x)).objective, expected, rtol=1e-2)
+
+
+def test_a_run_that_visited_blocks_too_rarely_to_get_anywhere_says_so():
+    targets = np.random.default_rng(0).normal(size=(400, 2)).astype(np.float32)
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: jnp.sum((y - block) ** 2) + 1.0,
+        lower=lambda x, y, block, batch: jnp.sum((y - x) ** 2),
+        blocks=jnp.asarray(targets) + 3.0,
+    )
+    with pytest.warns(bx.AccuracyWarning, match=r"still on its way.*blocks_per_step=40 instead of 10"):
+        bx.minimize(problem, jnp.zeros(2), jnp.zeros((400, 2)), steps=500, blocks_per_step=10, progress=None)

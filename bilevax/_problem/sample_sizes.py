@@ -43,7 +43,8 @@ def chosen_sizes(
     size = None if batch_size == "all" else batch_size
     if blocks is None or batch_size is None:
         if blocks is None:
-            blocks = m if m * max(rows_of_a_visit(problem, size), 1) <= CHEAP else _share(m, rows_of_a_visit(problem, size), strata)
+            visited = max(rows_of_a_visit(problem, size), 1)
+            blocks = m if m * visited <= CHEAP else _share(m, visited, strata)
         rows = [_longest(source) for source in _sources(problem)]
         # Where f and g are not means over rows, B is part of the problem.
         if batch_size is None and problem.means_over_rows and blocks * sum(rows) > CHEAP:
@@ -64,7 +65,7 @@ def _sources(problem: Problem) -> list[Rows]:
 
 def _share(blocks: int, rows: int, strata: int) -> int:
     """I of m blocks, of which a visit reads so many rows."""
-    most = max(_MOST_BLOCKS, CHEAP // max(rows, 1))
+    most = max(_MOST_BLOCKS, CHEAP // rows)
     share = min(max(blocks // _VISITED, _FEWEST_BLOCKS), most, blocks)
     return min(-(-share // strata) * strata, blocks)
 

@@ -29,6 +29,8 @@ _AT_REST = (
 _OFF = 0.02  # of F, by which the tracked f may differ from it
 _SMALL = 0.001  # of the decrease of F: less is of no interest, where F is nearly zero
 _MISLED = 0.9  # of the gradient, by which that with the tracked y and v may be off
+_FEW_VISITS = 100  # of a block, before which x may be on its way
+_HARDLY_LESS = 0.5  # ‖∇F‖, as a share of that at x0
 _LEFT = 0.005  # of F, by which a further Newton step may change it
 
 
@@ -134,6 +136,8 @@ def verify(
     choices = _less_noise(problem, state.sampler), f"steps={4 * done} instead of {done}", _slower_x(solver)
     left = float(jnp.mean(jnp.maximum(found.left, start.left)))
     message = _message(result, left, 2 * spread, *choices)
+    rest = float(found.gradient / jnp.maximum(start.gradient, jnp.finfo(jnp.float32).tiny))
+    message = message or _on_its_way(len(chosen), rest, done, state.sampler)
     return dataclasses.replace(result, message=message)
 
 
@@ -192,6 +196,19 @@ def _message(
             f"{_join([*less_noise, steps, upper])}"
         )
     return ""
+
+
+def _on_its_way(solved: int, rest: float, steps: int, sampler: Sampler) -> str:
+    """What to try if blocks were visited too rarely for x to get anywhere; `rest` is ‖∇F(x)‖/‖∇F(x0)‖."""
+    visits = steps * sampler.per_step / sampler.blocks
+    if sampler.per_step == sampler.blocks or visits >= _FEW_VISITS or not rest > _HARDLY_LESS:
+        return ""
+    more = min(4 * sampler.per_step, sampler.blocks)
+    return (
+        f"x is still on its way: on {solved} blocks that were solved on all their rows, ‖∇F‖ is {rest:.2g} "
+        f"times that at x0, and a block was visited {visits:.3g} times on average: try "
+        f"blocks_per_step={more} instead of {sampler.per_step}, or steps={4 * steps} instead of {steps}"
+    )
 
 
 def _less_noise(problem: Problem, sampler: Sampler) -> list[str]:

@@ -18,8 +18,8 @@ fell at the beginning, the step is shortened to where the line through both slop
 that never happens.)
 
 If g is not convex, negative eigenvalues of H change their sign, so that a step is as long as the curvature
-allows, and goes downhill; small ones are raised. What is added to H counts as part of h, in the rule of v too:
-otherwise v would grow by large factors along the directions in which h is negative.
+allows, and goes downhill; small ones are raised. What is added to H counts as part of h, in the rule of v
+too: otherwise v would grow by large factors along the directions in which h is negative.
 
 Within bounds, y moves to the minimum of c ⟨∇_y g, d⟩ + ½ ⟨d, H d⟩ over the steps d that stay in them, which
 is −c H⁻¹ ∇_y g where no bound is met (`_step_within`). v lives on the entries that no bound holds.

@@ -10,7 +10,7 @@ about the same speed. At the end of each window of steps, the displacement D of 
 window before:
 
 - if x went on in the same direction (their cosine is large), and f still falls along the displacement of the
-  window before by more than its noise, r grows;
+  window before by more than its noise, r grows, in the first windows faster if f has hardly fallen yet;
 - if x turned back (their cosine is negative), f rose by more than its noise, or y stayed behind, r shrinks;
 - in between, noise decides where x goes: r stays, and the steps shrink as 1/√t, which averages noise out.
 
@@ -62,6 +62,8 @@ _SHARE = 0.1  # of all steps so far, in a window
 _WAIT, _LONGEST_WAIT = 2, 8  # windows
 _SETTLED = 0.2  # the share of f that it may change by from one window to the next before x begins to move
 _GROW, _SHRINK = 1.6, 0.5
+_FASTEST, _AMPLE = 4.0, 0.01  # growth in the first windows, up to a decrease of f by this share in a window
+_FIRST_WINDOWS = 16  # shortest ones
 _SAME, _BACK = 0.5, -0.1  # cosines
 _SURE = 2.0  # standard errors of the slopes of f
 _BEHIND, _LOST = 1.25, 2.5  # visits' decrease of f, by which the lag of y may grow while r grows; at all
@@ -156,7 +158,7 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
             raise ValueError("automatic_step needs params, the x of the step, got None")
         dtype, ended = state.scale.dtype, state.count >= state.end
         count = state.count.astype(dtype)
-        shortest = max(_SHORTEST, math.ceil(_VISITS / chance))
+        shortest = _shortest(chance)
         recent, longer = jnp.maximum(_MOMENTUM, 1 / (count + 1)), 3 / (count + 3)
         average = jax.tree.map(lambda m, z: m + recent * (_wide(z) - m), state.average, updates)
         squares = jax.tree.map(lambda n, m: n + longer * (jnp.square(m) - n), state.squares, average)
@@ -215,6 +217,11 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
 
 
+def _shortest(chance: float) -> int:
+    """How many steps a window has at least: enough for several visits of a block."""
+    return max(_SHORTEST, math.ceil(_VISITS / chance))
+
+
 def _first_scale(state: Pace, slope: Array, params: PyTree, shortest: int) -> Array:
     """r of the first window in which x moves, from the slope of f along its direction."""
     dtype = state.scale.dtype
@@ -231,7 +238,8 @@ def _change(state: Pace, covered: PyTree, covered_before: PyTree, by_itself: Arr
     cosine = inner / jnp.sqrt(jnp.where(sizes > 0, sizes, 1))
     (many, mean, spread), (many_before, mean_before, spread_before) = state.values, state.values_before
     variance = spread / jnp.maximum(many, 1) ** 2 + spread_before / jnp.maximum(many_before, 1) ** 2
-    rise = _rise(state) - _RISE * jnp.sqrt(variance)
+    noise = _RISE * jnp.sqrt(variance)
+    rise = _rise(state) - noise
     many, slope, spread = state.slopes
     downhill = slope * many > _SURE * jnp.sqrt(spread)
     (many, lag, spread), (many_before, lag_before, spread_before) = state.lags, state.lags_before
@@ -244,7 +252,11 @@ def _change(state: Pace, covered: PyTree, covered_before: PyTree, by_itself: Arr
     ours = (worst <= _CAUSED * jnp.abs(slope)) | (worst > jnp.abs(state.trend[0]))
     onward = (cosine > _SAME) & downhill & ~(ours & (behind > _BEHIND * by_visit))
     too_fast = (cosine < _BACK) | (ours & (((rise > 0) & ~by_itself) | (behind > _LOST * by_visit)))
-    return jnp.where(too_fast, _SHRINK, jnp.where(onward, _GROW, 1.0))
+    # What f may have fallen by in the window, its noise included, says how much faster x may go at first.
+    fallen = jnp.maximum(mean_before - mean, slope) + noise
+    ample = jnp.clip(_AMPLE * jnp.abs(mean) / jnp.where(fallen > 0, fallen, jnp.inf), _GROW, _FASTEST)
+    grow = jnp.where(state.count < _FIRST_WINDOWS * _shortest(chance), ample, _GROW)
+    return jnp.where(too_fast, _SHRINK, jnp.where(onward, grow, 1.0))
 
 
 def _by_itself(state: Pace, covered: PyTree, covered_before: PyTree) -> Array:

@@ -38,6 +38,7 @@ from bilevax._util.trees import inner, norm, result_dtype
 
 PyTree = Any
 
+_ROUNDING = 1e-5  # of the size of an error after many steps
 _SAFE = 2 / 3  # τ L
 _BLOCKS = 64
 _PROBES, _ROUNDS, _PASSES = 8, 3, 20
@@ -355,15 +356,19 @@ def _contracting(
             image = scaled(_product(view, name, y, e), scales)
             return jax.tree.map(lambda a, b: a - step.astype(a.dtype) * b, e, image)
 
+        def size(e: PyTree) -> Array:  # in the units of P, in which e does not grow where it circles
+            return norm(unscaled(e, jax.tree.map(jnp.sqrt, scales)))
+
         half = jax.lax.fori_loop(0, _PASSES, iterate, random_like(stream, y[name]))
-        return norm(jax.lax.fori_loop(0, _PASSES, iterate, half)) / norm(half)
+        return size(jax.lax.fori_loop(0, _PASSES, iterate, half)) / size(half)
 
     def growth(value: Array) -> Array:
         every = jnp.broadcast_to(value, streams.first.shape)
         return sampler.largest(jnp.max(each_block(problem, x, sample, one, y, streams, every)))
 
     def grows(carry: tuple[Array, Array]) -> Array:
-        return ~(growth(carry[0]) < 1) & (carry[1] < most)
+        # Steps that are far too short leave everything as it is, but for rounding: that is not growth.
+        return ~(growth(carry[0]) < 1 + _ROUNDING) & (carry[1] < most)
 
     found, count = jax.lax.while_loop(
         grows, lambda carry: (2 * carry[0], carry[1] + 1), (value, jnp.zeros((), jnp.int32))

@@ -324,7 +324,8 @@ def _polished(gradient: Callable[[Array], Array], y: Array, plan: Accuracy) -> A
         y, (move, left), _, count = carry
         then = step(y - move)
         better = (then[1] >= 0) & (then[1] <= left / 4)
-        y, now = jax.tree.map(lambda new, old: jnp.where(better, new, old), (y - move, then), (y, (move, left)))
+        new, old = (y - move, then), (y, (move, left))
+        y, now = jax.tree.map(lambda new, old: jnp.where(better, new, old), new, old)
         return y, now, better, count + 1
 
     first = step(y)
