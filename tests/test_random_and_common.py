@@ -65,9 +65,6 @@ class Noisy(problems.QuadraticBlocks):
     def g_xy(self, i, x, y, rows):
         return super().g_xy(i, x, y, rows.places)
 
-    def g_x(self, i, x, y, rows):
-        return self.g_xy(i, x, y, rows) @ y
-
 
 def as_library(blocks, common=False):
     def source(rows):

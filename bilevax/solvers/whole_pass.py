@@ -24,7 +24,7 @@ PIECE = 4096  # rows: some MB as floats, unpacked once and then read from the ca
 def in_pieces(problem: Problem) -> bool:
     """Whether a pass over all rows is faster piece by piece: on a CPU, if blocks share a long table.
 
-    Not if a level reads a mean: the v of that mean needs the gradients of its readers, which need their own v.
+    Not if a level reads a mean: the v of the mean needs the gradients of its readers, which need their v.
     """
     long = [one for one in sources(problem).values() if isinstance(one, Shared) and one.count >= 2 * PIECE]
     levels = problem.levels
