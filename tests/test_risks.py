@@ -350,8 +350,8 @@ def rare_group():
 
 def test_blocks_that_are_not_the_worst_do_not_say_that_x_is_worse():
     problem, x0, y0 = rare_group()
-    plan = {"steps": 300, "blocks_per_step": "all", "progress": None}
-    result = bx.minimize(problem, x0, y0, solver=bx.SOBA(0.02, lower_step=0.5), **plan)
+    plan = {"steps": 600, "blocks_per_step": "all", "progress": None}
+    result = bx.minimize(problem, x0, y0, solver=bx.SOBA(0.002, lower_step=0.5), **plan)
     np.testing.assert_allclose(result.x, 2.5, atol=0.2)
     few, all_of_them = (bx.verify(problem, result.state, x0, blocks=count) for count in (32, None))
     assert few.objective > few.start  # none of the three is among them

@@ -28,7 +28,6 @@ METHODS = {
     "Adam": bx.SOBA(0.05, lower_step=optax.adam(0.05), inverse_step=0.1),
     "RSVRB": bx.RSVRB(0.05, lower_step=0.05, floor=0.1),
     "RE-BSVRBv1": bx.Restart(bx.BSVRBv1(0.05, lower_step=0.05, floor=0.1), first=20, stages=2),
-    "F3SA": bx.F3SA(0.05, lower_step=0.05),
     "BlockNewton": bx.BlockNewton(0.05, alpha=0.3),
 }
 
