@@ -84,6 +84,41 @@ def nested_problem():
     return problem, x0, {"first": levels["first"].bounded(y0), "second": y0}
 
 
+def saddle_problem():
+    """A saddle point, a maximum of f within bounds, and a mean that reads the saddle point."""
+    plain, x0, y0 = make_problem(lower)
+
+    def pair(x, y, block, batch):
+        return lower(x, y[0], block, batch) + y[0] @ y[1] - lower(x, y[1], block, batch)
+
+    def read(x, y, block, batch):
+        return jnp.mean(jnp.tanh(batch["a"] * y["pair"][0]), 0)
+
+    def f(x, y, block, batch):
+        game = y["dual"] @ (y["mean"] - y["pair"][1]) - y["dual"] @ y["dual"]
+        return upper(x, y["pair"][0], block, batch) + game
+
+    levels = {"pair": bx.saddle(pair), "mean": bx.mean(read, reads="pair")}
+    levels["dual"] = bx.maximum(project=(-0.2, 0.1))
+    rows = dict.fromkeys(levels, plain.lower_data[0])
+    problem = bx.Problem(f, levels, plain.blocks, plain.upper_data, rows)
+    return problem, x0, {"pair": (y0, -y0), "mean": None, "dual": jnp.zeros_like(y0)}
+
+
+def keyed_problem():
+    """f and g with keys, and rows that all visited blocks of all devices see alike."""
+    plain, x0, y0 = make_problem(lower)
+
+    def f(x, y, block, batch, key):
+        return upper(x, y + 0.1 * jax.random.normal(key, y.shape), block, batch)
+
+    def g(x, y, block, batch, key):
+        return lower(x, y, block, {"a": batch["c"]}) + 0.1 * jax.random.normal(key, y.shape) @ y
+
+    rows = bx.Shared(plain.upper_data.rows, common=True)
+    return bx.Problem(f, g, plain.blocks, rows, rows, random=True), x0, y0
+
+
 def normal_problem(level):
     return lambda: make_problem(level)
 
@@ -122,6 +157,8 @@ CASES = {
         normal_problem(bx.minimum(project=(-0.5, 4.0))),
         {"batch_size": BATCH},
     ),
+    "saddle": (bx.BSVRBv2(upper_step=0.05), saddle_problem, {"batch_size": BATCH}),
+    "keys": (bx.BSVRBv2(upper_step=0.05), keyed_problem, {"batch_size": BATCH}),
     "nested": (bx.BSVRBv1(upper_step=0.05), nested_problem, {"batch_size": BATCH}),
     "transformation": (
         bx.MMBO(upper_step=0.05, lower_step=optax.adam(0.05)),

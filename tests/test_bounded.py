@@ -81,6 +81,12 @@ def test_bad_bounds_and_steps_are_named(arguments, error, words):
         bx.bounded(*arguments)
 
 
+def test_bounds_of_two_structures_that_cross_are_named():
+    step = bx.bounded(0.1, lower=0.0, upper={"a": np.array([1.0, -1.0])})
+    with pytest.raises(ValueError, match=r"bounded: lower must not exceed upper, got lower = 0.0 and upper"):
+        step.init({"a": jnp.zeros(2)})
+
+
 def test_a_bound_of_another_shape_is_named(family):
     with pytest.raises(ValueError, match=r"upper of bounded must be a number or fit x of shapes \[\(3,\)\]"):
         run(family, bx.bounded(0.1, upper=np.zeros(2)))

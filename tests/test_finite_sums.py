@@ -163,9 +163,9 @@ def test_by_default_refreshes_read_as_many_rows_as_the_steps_between_them():
     assert abs(share * 20 * 100 / (2 * 4 * 10) - 1) < 0.1
 
 
-@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("kind", ["argmin", "mean", "risk", "mean that is read"])
 @pytest.mark.usefixtures("x64")
-def test_a_refresh_piece_by_piece_is_that_of_all_rows(mean, monkeypatch):
+def test_a_refresh_piece_by_piece_is_that_of_all_rows(kind, monkeypatch):
     rng = np.random.default_rng(0)
     tables = [bx.Shared(rng.normal(size=(rows, 3))) for rows in (23, 31)]
 
@@ -178,9 +178,17 @@ def test_a_refresh_piece_by_piece_is_that_of_all_rows(mean, monkeypatch):
     def inner(x, block, batch):
         return jnp.mean(jnp.tanh(batch * x + block), 0)
 
-    problem = bx.Problem(upper, bx.mean(inner) if mean else lower, np.arange(4.0), tables[0], tables[1])
+    def outer(x, y, block, batch):
+        return jnp.mean(jnp.sin(batch * y["read"]), 0)
+
+    level, y0, risk = lower, np.zeros((4, 3)), bx.cvar(0.5) if kind == "risk" else None
+    if kind in ("mean", "mean that is read"):
+        level, y0 = bx.mean(inner), None
+    if kind == "mean that is read":
+        level = {"read": level, "own": bx.mean(outer, reads="read")}
+    f = upper if kind != "mean that is read" else lambda x, y, *rest: upper(x, y["own"], *rest)
+    problem = bx.Problem(f, level, np.arange(4.0), tables[0], tables[1], risk=risk)
     solver = bx.BlockPAGE(0.1, lower_step=0.1, refresh_chance=1.0)
-    y0 = None if mean else np.zeros((4, 3))
 
     slopes = whole_pass.whole_slopes
 
@@ -195,4 +203,4 @@ def test_a_refresh_piece_by_piece_is_that_of_all_rows(mean, monkeypatch):
     jax.clear_caches()
     for one, other in zip(whole, end(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-10)
-    assert set(parts) == {"f", "lower 0"}
+    assert set(parts) == (set() if kind == "mean that is read" else {"f", "lower 0"})

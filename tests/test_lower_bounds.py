@@ -189,6 +189,11 @@ def g(x, y, block, batch):
     ("given", "error", "words"),
     [
         ({"project": (1.0, 0.0)}, ValueError, "lower must not exceed upper"),
+        (
+            {"project": (np.zeros(2), np.ones(3))},
+            ValueError,
+            r"fit one another, got shapes \(2,\) and",
+        ),
         ({"project": (None, None)}, ValueError, "at least one bound"),
         ({"project": "positive"}, TypeError, r"bounds \(lower, upper\) or a function of y, got str"),
         ({"project": (0.0, 1.0), "around": lambda x: x}, ValueError, "around and project do not go together"),
@@ -200,18 +205,23 @@ def test_a_set_that_makes_no_sense_is_refused(given, error, words):
 
 
 WRONG = {
-    "y0 must start in the set that project= gives, .* slot 2": ((0.0, 1.0), [[0.5], [0.0], [-3.0]]),
+    "y0 must start in the set that project= gives, .* slot 2": ((0.0, 1.0), np.array([[0.5], [0.0], [-3.0]])),
     "the upper bound of project of the argmin level 'lower'": ((None, np.ones(3)), np.zeros((3, 2))),
     "project of the argmin level 'lower' must return what y is": (lambda y: y[0], np.zeros((3, 2))),
+    "project of the argmin level 'lower': lower must not exceed upper, got lower = 0.0": (
+        (0.0, (1.0, -1.0)),
+        (np.zeros(3), np.zeros(3)),
+    ),
 }
 
 
 @pytest.mark.parametrize("words", WRONG)
 def test_a_start_that_does_not_fit_is_refused(words):
     project, y0 = WRONG[words]
-    problem = bx.Problem(lambda x, y, block, batch: jnp.sum(y), bx.argmin(g, project=project), 3)
+    level = bx.argmin(lambda x, y, *rest: g(x, sum(jax.tree.leaves(y)), *rest), project=project)
+    problem = bx.Problem(lambda x, y, block, batch: jnp.sum(jax.tree.leaves(y)[0]), level, 3)
     with pytest.raises(ValueError, match=words):
-        bx.minimize(problem, jnp.ones(()), jnp.asarray(y0), steps=1, progress=None)
+        bx.minimize(problem, jnp.ones(()), jax.tree.map(jnp.asarray, y0), steps=1, progress=None)
 
 
 ALL = (

@@ -9,24 +9,40 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from reference import algorithms, problems
+from test_transcription import read
 
 import bilevax as bx
+from bilevax._problem.sampling import SECOND_BLOCKS
 
 STEPS, TOLERANCE, FLOOR = 40, 1e-9, 1.4
 SETTINGS = {"eta": 0.02, "tau": 0.05, "tau_bar": 0.04, "alpha": 0.3, "alpha_bar": 0.2, "beta": 0.25}
 NAMES = {"eta": "upper_step", "tau": "lower_step", "tau_bar": "inverse_step"}
+SETTINGS |= {"penalty": 3.0}
 METHODS = {
     "BSVRBv1": (bx.BSVRBv1, algorithms.bsvrb_v1),
     "BSVRBv2": (bx.BSVRBv2, algorithms.bsvrb_v2),
     "MMBO": (bx.MMBO, algorithms.mmbo),
+}
+STAGES = {"first": 8, "stages": 3}
+# Of these, both at once.
+OTHERS = {
+    "KSONG": (bx.KSONG, algorithms.ksong),
+    "F2SA": (bx.F2SA, algorithms.f2sa),
+    "F3SA": (bx.F3SA, algorithms.f3sa),
+    "BlockNewton": (bx.BlockNewton, algorithms.block_newton),
+    "RSVRB": (bx.RSVRB, algorithms.rsvrb),
+    "RE-BSVRBv2": (bx.BSVRBv2, algorithms.bsvrb_v2),
 }
 
 
 class Noisy(problems.QuadraticBlocks):
     """f and g with a slope that a key draws: by x in f, and by y in g."""
 
-    def noise(self, key, size):
-        return jax.random.normal(key, (size,))
+    @staticmethod
+    def noise(key, size):
+        """Numbers that the words of the key determine: a threefry takes long to compile."""
+        one, other = jax.random.key_data(key) / 2**32
+        return jnp.sin((1 + jnp.arange(size)) * (1 + 9 * one) + 5 * other)
 
     def upper(self, x, y, block, batch, key):
         return super().upper(x, y, block, batch) + self.noise(key, self.dx) @ x
@@ -59,18 +75,11 @@ def as_library(blocks, common=False):
 
 
 def make_solver(method):
-    solver = METHODS[method][0]
+    solver = (METHODS | OTHERS)[method][0]
     values = {NAMES.get(name, name): value for name, value in SETTINGS.items()} | {"floor": FLOOR}
     has = {field.name for field in dataclasses.fields(solver)}
-    return solver(**{name: value for name, value in values.items() if name in has})
-
-
-def read(state):
-    memory, clocks = state.levels["lower"], state.clocks["lower"]
-    out = {"x": state.x, "z": state.z, "y": state.y, "s": memory.y.slope}
-    if memory.v is not None:
-        out |= {"u": memory.v.slope, "v": memory.v.at(clocks.v.now)}
-    return out if memory.hessian is None else out | {"H": memory.hessian}
+    made = solver(**{name: value for name, value in values.items() if name in has})
+    return bx.Restart(made, **STAGES) if method.startswith("RE-") else made
 
 
 @eqx.filter_jit
@@ -79,14 +88,15 @@ def run(solver, problem, x0, y0):
     state = solver.init(problem, x0, y0, key=jax.random.key(0), sampling=plan)
 
     def step(state, _):
-        sample = solver.draw(problem, state)
+        sample = state.sampler.draw(problem, state.step)
         seen = {"blocks": sample.blocks, "upper": sample.upper.rows["place"]}
         seen["lower"] = sample.lower["lower"].rows["place"]
+        seen["second"] = state.sampler.blocks_at(state.step, SECOND_BLOCKS)
         if problem.random:
             for place, (name, batch) in enumerate((("upper", sample.upper), *sample.lower.items())):
                 keys = jax.vmap(lambda one, place=place: one.at(place).key())(batch.random)
                 size = (x0, y0)[place].shape[-1]
-                seen[f"{name} noise"] = jax.vmap(lambda k, size=size: jax.random.normal(k, (size,)))(keys)
+                seen[f"{name} noise"] = jax.vmap(lambda k, size=size: Noisy.noise(k, size))(keys)
         state, _ = solver.step(problem, state)
         return state, (read(state), seen)
 
@@ -98,29 +108,41 @@ def follow(method, blocks, problem, sample_of):
     x0, y0 = np.random.default_rng(1).normal(size=blocks.dx), np.zeros((blocks.m, blocks.dy))
     first, end, seen = jax.tree.map(np.asarray, run(make_solver(method), problem, x0, y0))
     samples = [sample_of({name: one[t] for name, one in seen.items()}) for t in range(STEPS)]
-    options = {"lam": FLOOR} if method == "BSVRBv1" else {}
+    options = {"lam": FLOOR} if method in ("BSVRBv1", "KSONG", "RSVRB") else {}
     given = algorithms.constant(**SETTINGS)
-    expected = METHODS[method][1](blocks, samples, SimpleNamespace(**first), given, **options)
-    for name, value in end.items():
-        np.testing.assert_allclose(value, getattr(expected, name), atol=TOLERANCE, err_msg=name)
+    if method.startswith("RE-"):
+        given = algorithms.restarted(SimpleNamespace(**SETTINGS), **STAGES)
+    expected = (METHODS | OTHERS)[method][1](blocks, samples, SimpleNamespace(**first), given, **options)
+    for name, value in vars(expected).items():
+        assert np.abs(value).max() < 100, f"{name} diverges"
+        np.testing.assert_allclose(end[name], value, atol=TOLERANCE, err_msg=name)
     return seen
+
+
+def noisy_sample(seen):
+    def rows(name):
+        pairs = zip(np.broadcast_to(seen[name], (2, 3)), seen[f"{name} noise"], strict=True)
+        return [SimpleNamespace(places=places, noise=noise) for places, noise in pairs]
+
+    known = {name: seen[name] for name in ("blocks", "second")}
+    return SimpleNamespace(**known, upper=rows("upper"), lower=rows("lower"))
 
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("method", METHODS)
 def test_keys_are_the_same_at_both_points_of_a_step_and_new_in_the_next(method):
     blocks = Noisy()
-
-    def sample(seen):
-        def rows(name):
-            pairs = zip(seen[name], seen[f"{name} noise"], strict=True)
-            return [SimpleNamespace(places=places, noise=noise) for places, noise in pairs]
-
-        return SimpleNamespace(blocks=seen["blocks"], upper=rows("upper"), lower=rows("lower"))
-
-    seen = follow(method, blocks, as_library(blocks), sample)
+    seen = follow(method, blocks, as_library(blocks), noisy_sample)
     numbers = np.concatenate([seen["upper noise"].ravel(), seen["lower noise"].ravel()])
     assert len(np.unique(numbers)) == numbers.size
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("method", OTHERS)
+def test_other_methods_follow_their_transcription_with_keys_on_common_rows(method):
+    blocks = Noisy()
+    seen = follow(method, blocks, as_library(blocks, common=True), noisy_sample)
+    assert seen["upper"].shape == (STEPS, 3)
 
 
 @pytest.mark.usefixtures("x64")

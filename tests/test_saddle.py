@@ -114,9 +114,12 @@ def test_the_default_does_not_mind_the_units_of_what_maximises():
 # --- bad input ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [bx.BSVRBv1, bx.KSONG, bx.F2SA, bx.F3SA, bx.RSVRB])
+@pytest.mark.parametrize("method", [bx.BSVRBv1, bx.KSONG, bx.F2SA, bx.F3SA, bx.RSVRB, bx.MSVR, bx.SONG])
 def test_methods_that_need_a_positive_definite_hessian_refuse_by_name(method):
-    words = rf"{method.__name__} (needs lower levels whose Hessian is positive|takes one argmin).*saddle"
+    words = (
+        rf"{method.__name__} (needs lower levels whose Hessian is positive|takes (one argmin|mean)).*saddle"
+    )
+    words += "" if method is bx.RSVRB else " level 'lower': use BlockNewton, MMBO or BSVRBv2"
     with pytest.raises(ValueError, match=words):
         method().init(strongly_coupled(1.0), jnp.zeros(2), PAIR, key=jax.random.key(0))
 

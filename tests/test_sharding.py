@@ -23,8 +23,8 @@ from bilevax._run.digest import SMALL, checksum
 
 TESTS = Path(__file__).parent
 TOLERANCE = 1e-5
-EIGHT = ["BSVRBv2", "MSVR", "RSVRB", "BlockPAGE", "minimum", "nested", "transformation"]
-EIGHT += ["cvar", "groups", "soft", "wide@wide@20", "estimate"]
+FOLLOWED = ["BSVRBv2", "MSVR", "RSVRB", "BlockPAGE", "minimum", "saddle", "nested", "transformation"]
+FOLLOWED += ["keys", "cvar", "groups", "soft"]
 
 
 def start(folder, orders, devices, coordinator=None):
@@ -67,12 +67,10 @@ def alone():
 def eight(tmp_path_factory):
     """All cases on eight devices of one process."""
     folder = tmp_path_factory.mktemp("eight")
-    return folder, finish([start(folder, EIGHT, 8)])[0]
+    return folder, finish([start(folder, [*FOLLOWED, "wide@wide@20", "estimate"], 8)])[0]
 
 
-@pytest.mark.parametrize(
-    "name", ["BSVRBv2", "MSVR", "RSVRB", "BlockPAGE", "minimum", "nested", "transformation"]
-)
+@pytest.mark.parametrize("name", FOLLOWED)
 def test_eight_devices_follow_one_device(name, eight, alone):
     folder, output = eight
     assert f"{name} on 8 devices, y split along blocks" in output

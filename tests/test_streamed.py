@@ -27,6 +27,8 @@ METHODS = {
     "F2SA": bx.F2SA(0.05, lower_step=0.1),
     "Adam": bx.SOBA(0.05, lower_step=optax.adam(0.05), inverse_step=0.1),
     "RSVRB": bx.RSVRB(0.05, lower_step=0.05, floor=0.1),
+    "RE-BSVRBv1": bx.Restart(bx.BSVRBv1(0.05, lower_step=0.05, floor=0.1), first=20, stages=2),
+    "BlockNewton": bx.BlockNewton(0.05, alpha=0.3),
 }
 
 
@@ -43,8 +45,8 @@ def lower(x, y, block, batch):
     return jnp.mean(jnp.sum((y - x * batch["c"]) ** 2, 1)) + jnp.sum(y**2)
 
 
-def problem(above, below):
-    return bx.Problem(upper, lower, M, above, below)
+def problem(above, below, **given):
+    return bx.Problem(upper, lower, M, above, below, **given)
 
 
 class Drawn:
@@ -80,6 +82,29 @@ def test_a_streamed_run_has_the_bits_of_one_with_all_rows_on_the_device(method):
     np.testing.assert_allclose(here.x, there.x, rtol=1e-6, atol=1e-7)
     np.testing.assert_allclose(here.y, there.y, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(here.history["objective"], there.history["objective"], rtol=1e-5)
+
+
+def every_kind(above, below):
+    """A mean that reads a lower solution within bounds, and a variable of its own that minimises f."""
+
+    def read(x, y, block, batch):
+        return jnp.mean(jnp.tanh(batch["c"] * y["argmin"]), 0)
+
+    def f(x, y, block, batch):
+        return upper(x, y["argmin"], block, batch) + jnp.sum((y["own"] - y["mean"] - x) ** 2)
+
+    levels = {"argmin": bx.argmin(lower, project=(-0.1, 0.1)), "mean": bx.mean(read, reads="argmin")}
+    return bx.Problem(f, levels | {"own": bx.minimum()}, M, above, below)
+
+
+def test_levels_of_every_kind_may_be_streamed():
+    y0, plan = {"argmin": Y0, "mean": Y0, "own": Y0}, bx.Sampling(2, 3, initial_batch_size=0)
+    options = {"steps": 40, "sampling": plan, "key": jax.random.key(KEY), "progress": None}
+    options |= {"solver": METHODS["BSVRBv2"], "stop": bx.Stop(verify=False)}
+    sources = (HELD, HELD), (bx.Streamed(Drawn(0), ROW), bx.Streamed(Drawn(1), ROW))
+    there, here = (bx.minimize(every_kind(*pair), X0, y0, **options) for pair in sources)
+    for a, b in zip(jax.tree.leaves((here.x, here.y)), jax.tree.leaves((there.x, there.y)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_every_step_is_read_once_in_order_by_another_thread_and_none_after_the_last():
@@ -233,6 +258,8 @@ def test_what_cannot_be_streamed_is_refused_by_name():
             run(streamed(), **options)
     with pytest.raises((TypeError, ValueError), match="Streamed"):
         run(streamed(), bx.BlockSAGA(0.1))
+    with pytest.raises(ValueError, match=r"risk does not go with Streamed rows.* got Cvar"):
+        run(problem(bx.Streamed(Drawn(0), ROW), HELD, risk=bx.cvar(0.5)))
     with pytest.raises(ValueError, match=r"Streamed rows.* cannot all be read"):
         bx.objective(streamed(), X0)
     solver, plan = bx.MMBO(0.1, lower_step=0.1), bx.Sampling(2, 3)

@@ -29,15 +29,17 @@ class Bound:
     structure: Any
     leaves: tuple[Any, ...]
 
-    def like(self, tree: PyTree) -> PyTree:
+    def of(self, tree: PyTree) -> list[np.ndarray]:
         """One array per leaf of a tree: a single number or array serves all of them."""
-        leaves, structure = jax.tree.flatten(tree)
         mine = [np.asarray(leaf, float) for leaf in self.leaves]
-        if self.structure == jax.tree.structure(0.0):
-            mine = mine * len(leaves)
-        return jax.tree.unflatten(
-            structure, [jnp.asarray(a, b.dtype) for a, b in zip(mine, leaves, strict=True)]
-        )
+        single = self.structure == jax.tree.structure(0.0)
+        return mine * len(jax.tree.leaves(tree)) if single else mine
+
+    def like(self, tree: PyTree) -> PyTree:
+        """The same, as a tree of arrays of its dtypes."""
+        leaves, structure = jax.tree.flatten(tree)
+        mine = zip(self.of(tree), leaves, strict=True)
+        return jax.tree.unflatten(structure, [jnp.asarray(a, b.dtype) for a, b in mine])
 
     def check(self, label: str, one: PyTree, what: str = "one block's y") -> None:
         """Raises unless the bound fits a variable, given by its shapes."""
@@ -93,6 +95,7 @@ class Box:
         for which, bound in (("lower", self.lower), ("upper", self.upper)):
             if bound is not None:
                 bound.check(f"the {which} bound of {label}", one)
+        check_crossing(label, self.lower, self.upper, one)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,8 +157,23 @@ def check_order(lower: Bound | None, upper: Bound | None) -> None:
     if lower is None or upper is None or lower.structure != upper.structure:
         return
     for low, high in zip(lower.leaves, upper.leaves, strict=True):
+        shapes = np.shape(low), np.shape(high)
+        if not any(_broadcasts(*pair) for pair in (shapes, shapes[::-1])):
+            raise ValueError(f"lower and upper must fit one another, got shapes {shapes[0]} and {shapes[1]}")
         if np.any(np.asarray(low) > np.asarray(high)):
             raise ValueError(f"lower must not exceed upper, got lower = {low} and upper = {high}")
+
+
+def check_crossing(label: str, lower: Bound | None, upper: Bound | None, one: PyTree) -> None:
+    """Raises if a lower bound exceeds an upper one, of a variable that is given by its shapes."""
+    if lower is None or upper is None:
+        return
+    for low, high in zip(lower.of(one), upper.of(one), strict=True):
+        if np.any(low > high):
+            raise ValueError(
+                f"{label}: lower must not exceed upper, got lower = {low.tolist()} and upper = "
+                f"{high.tolist()}"
+            )
 
 
 def _nested(value: Any) -> Any:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax._problem.bounds import Bound, Box, Set, as_bound, as_set, check_order
+from bilevax._problem.bounds import Bound, Box, Set, as_bound, as_set, check_crossing, check_order
 from bilevax._problem.reading import as_names
 from bilevax._problem.rows import Batch
 from bilevax._util import checks, trees
@@ -205,6 +205,7 @@ class Mean(Level):
         for label, bound in (("lower", self.lower), ("upper", self.upper)):
             if bound is not None:
                 bound.check(f"{label} of the mean level {name!r}", y)
+        check_crossing(f"the mean level {name!r}", self.lower, self.upper, y)
 
     @property
     def is_bounded(self) -> bool:

@@ -267,6 +267,11 @@ class Sampling:
             raise TypeError(f"key must be one key made by jax.random.key(seed), got {key!r}")
         strata, initial = self.strata, self.initial_batch_size
         if is_streamed(problem):
+            if problem.risk is not None:
+                raise ValueError(
+                    "risk does not go with Streamed rows: its weights need the value of every block before "
+                    f"the first step, got {type(problem.risk).__name__}"
+                )
             strata, initial = _checked_streaming(self)
         per_step, batch_size = chosen_sizes(problem, self.blocks_per_step, self.batch_size, strata or 1)
         if batch_size is None and is_streamed(problem):

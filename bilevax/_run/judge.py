@@ -14,6 +14,7 @@ from bilevax._truth.few_blocks import affordable_blocks, solve_few
 from bilevax._util.trees import PyTree, all_finite
 
 _BLOCKS = 64
+_BLOCKS_OF_A_RISK = 512  # a few blocks say nothing about a tail or a rare group
 _LEFT = 0.005  # of F, by which a further Newton step may change it
 _RISE = 0.02  # of F, by which it may be above that at the start
 
@@ -24,7 +25,8 @@ class Judge:
     Args:
       problem: the problem.
       key: draws the blocks.
-      count: how many; left out, 64, or all if there are fewer, or fewer if they have many rows.
+      count: how many; left out, 64, or all if there are fewer, or fewer if they have many rows; 512 under a
+        risk.
       x0: the first x.
       y0: lower variables from where its blocks are solved.
 
@@ -36,7 +38,8 @@ class Judge:
     def __init__(self, problem: Problem, key: Array, count: int | None, x0: PyTree, y0: PyTree):
         self.problem = problem.without_centres()
         at_once = max(1, affordable_blocks(self.problem, _BLOCKS))
-        drawn = jax.random.permutation(key, problem.count)[: at_once if count is None else count]
+        most = at_once if problem.risk is None else max(at_once, _BLOCKS_OF_A_RISK)
+        drawn = jax.random.permutation(key, problem.count)[: most if count is None else count]
         self.blocks, self.start = np.sort(np.asarray(drawn)), np.nan
         self._groups = np.array_split(self.blocks, -(-len(self.blocks) // at_once))
         self._first = self._values(x0, y0)
@@ -49,6 +52,8 @@ class Judge:
     def worse_than_start(self, x: PyTree, y: PyTree) -> bool:
         """Whether F is larger than at the first x, by more than the choice of the blocks can account for."""
         values = self._values(x, y)
+        if self.problem.risk is not None and len(values) < self.problem.count:
+            return False  # the worst blocks may not be among these
         change = self._weighed(values) - self._weighed(self._first)
         noise = 0.0 if len(change) == self.problem.count else float(np.std(change)) / len(change) ** 0.5
         return self._overall(values) - self.start > max(_RISE * abs(self.start), 2 * noise)

@@ -22,6 +22,7 @@ from bilevax._util.trees import PyTree
 from bilevax.solvers.base import AbstractSolver
 
 _BLOCKS = 32
+_BLOCKS_OF_A_RISK = 512  # a few blocks say nothing about a tail or a rare group
 _AT_REST = (
     "x did not move: ∇F(x0) is zero, as at a point of symmetry or where f does not depend on x: start from "
     "another x0, such as small random numbers"
@@ -79,7 +80,7 @@ def verify(
       problem: the problem.
       state: the state of a run, of any solver.
       x0: where the run started.
-      blocks: how many blocks; left out, 32, or fewer if they have many rows.
+      blocks: how many blocks; left out, 32, or 512 under a risk, or fewer if they have many rows.
       solver: the solver of the run, whose upper step the message may name.
 
     Returns:
@@ -104,7 +105,7 @@ def verify(
     problem = problem.without_centres()
     require_slot_per_block(problem, "verify")
     most = (
-        max(1, affordable_blocks(problem, _BLOCKS))
+        max(1, affordable_blocks(problem, _BLOCKS if problem.risk is None else _BLOCKS_OF_A_RISK))
         if blocks is None
         else checks.whole_number("blocks", blocks, 1)
     )
@@ -130,8 +131,10 @@ def verify(
     change = np.asarray(
         _parts(problem, found.value, chosen) - _parts(problem, start.value, chosen), np.float64
     )
-    # F may rise on a few blocks where it falls on all: their spread says what that can account for.
+    # F may rise on a few blocks where it falls on all: their spread says what that can account for. Under a
+    # risk it does so wherever the worst blocks are not among them.
     spread = 0.0 if len(chosen) == problem.count else float(np.std(change)) / len(chosen) ** 0.5
+    spread = np.inf if problem.risk is not None and len(chosen) < problem.count else spread
     done = int(state.step)
     choices = _less_noise(problem, state.sampler), f"steps={4 * done} instead of {done}", _slower_x(solver)
     left = float(jnp.mean(jnp.maximum(found.left, start.left)))

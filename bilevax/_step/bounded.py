@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bilevax._problem.bounds import Box, as_bound, check_order
+from bilevax._problem.bounds import Box, as_bound, check_crossing, check_order
 from bilevax._util import checks
 from bilevax._util.trees import PyTree
 
@@ -54,6 +54,7 @@ def bounded(upper_step: Any, lower: PyTree = None, upper: PyTree = None) -> opta
         for name, bound in (("lower", box.lower), ("upper", box.upper)):
             if bound is not None:
                 bound.check(f"{name} of bounded", jax.eval_shape(lambda: params), "x")
+        check_crossing("bounded", box.lower, box.upper, params)
         return moving.init(params)
 
     def update(

@@ -20,9 +20,12 @@ from bilevax._step.linear_algebra import one_by_one
 
 SMALL = 64  # variables, up to which the Hessian is a matrix
 _STEPS = 60  # damped Newton steps
+_STEPS_WITHIN = 300  # from a far start: where f or g is an exponential, each is a unit of its exponent
+_MOST_DAMPING_WITHIN = 1e30  # of a curvature that is nearly none, as that of an exponential far below zero
 _DAMPING, _CHANGE, _MOST_DAMPING = 1e-3, 10.0, 1e6
 _QUASI_NEWTON_STEPS, _QUASI_NEWTON_SHARE = 100, 1e-4
 _NEWTON_STEPS = 3
+_FAR = 1e6  # times the size of a start, or one: beyond that nothing was found
 _CG_STEPS, _CG_SHARE = 300, 1e-3
 _CG_ENOUGH = 0.03  # what may be left of a right-hand side
 _PROBES, _ROUNDS = 8, 4
@@ -81,9 +84,49 @@ def _dense(value: Value, start: Array) -> Solved:
     return Solved(found, inverse(slope(found)), inverse)
 
 
+def descend_within(value: Value, project: Callable[[Array], Array], start: Array) -> Array:
+    """A point of a set near the minimum of a function there, from a start that may be far.
+
+    Damped Newton steps as in `_dense`, of the entries that no bound holds, each projected, and taken only if
+    it lowers the value. Nothing is done where there are too many variables for a Hessian.
+    """
+    if start.size > SMALL:
+        return start
+    fine = float(jnp.finfo(start.dtype).eps)
+
+    def step(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        at, damping, count, _ = carry
+        gradient, hessian = jax.grad(value)(at), jax.hessian(value)(at)
+        tried = gradient / roots(jnp.diagonal(hessian)) ** 2
+        held = (project(at - tried) == at) & (gradient != 0)
+        move = _inverted(_with_held(hessian, held), damping)(jnp.where(held, 0, gradient))
+        now, after = value(at), project(at - move)
+        better = value(after) < now
+        tiny = jnp.vdot(gradient, move) <= fine * jnp.abs(now)
+        going = ~(tiny & (damping <= 1)) & (damping < _MOST_DAMPING_WITHIN)
+        damping = jnp.where(better, damping / _CHANGE, damping * _CHANGE)
+        # What was needed where there was no curvature is too much where there is.
+        damping = jnp.where(tiny, _DAMPING, damping)
+        return jnp.where(better, after, at), jnp.maximum(damping, fine), count + 1, going
+
+    begun = (project(start), jnp.full((), _DAMPING, start.dtype), jnp.zeros((), int), jnp.ones((), bool))
+    found = jax.lax.while_loop(lambda now: now[3] & (now[2] < _STEPS_WITHIN), step, begun)[0]
+    # Where there is no minimum, the way has no end.
+    return jnp.where(jnp.max(jnp.abs(found)) < _FAR * (1 + jnp.max(jnp.abs(start))), found, start)
+
+
+def _with_held(hessian: Array, held: Array) -> Array:
+    """A Hessian in which some entries are not coupled to the others."""
+    free = jnp.where(held, 0, 1).astype(hessian.dtype)
+    return hessian * free[:, None] * free + jnp.diag(1 - free)
+
+
 def _inverse(value: Value, at: Array, damping: Array) -> Callable[[Array], Array]:
     """The inverse of the Hessian with its diagonal scaled to one and then raised by the damping."""
-    hessian = jax.hessian(value)(at)
+    return _inverted(jax.hessian(value)(at), damping)
+
+
+def _inverted(hessian: Array, damping: Array) -> Callable[[Array], Array]:
     scaled, scales = unit_diagonal(hessian)
     values, vectors = one_by_one(_decomposed)((scaled + scaled.T) / 2)
     # A direction of negative curvature has no minimum: it is followed with the size of that curvature.

@@ -11,6 +11,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from bilevax._problem.view import BlockView
+from bilevax._truth.lower_solve import descend_within
 from bilevax._truth.roots import change_scale, find_crossing, find_root
 from bilevax._util.trees import PyTree, norm
 
@@ -86,6 +87,8 @@ def solve_own(
     if sign and not more and onto is None:
         best = minimise(lambda flat: sign * value(flat), flat)
         return OwnSolution(unravel(best.y), best.residual, best.scale, best.left)
+    if sign and not more and onto is not None:
+        flat = descend_within(lambda flat: sign * value(flat), onto, flat)
     rounding = 20 * float(jnp.finfo(flat.dtype).eps)
     scale = change_scale(slope, flat)
     root = find_root(slope, onto, flat, rounding * scale)

@@ -22,6 +22,7 @@ from jax.flatten_util import ravel_pytree
 
 from bilevax._problem.view import BlockView
 from bilevax._step.linear_algebra import one_by_one
+from bilevax._truth.lower_solve import descend_within
 from bilevax._truth.roots import DENSE, change_scale, find_root, largest_derivative, solved_system
 from bilevax._util.trees import PyTree
 
@@ -63,6 +64,7 @@ def solve_within(value: Value, project: Project, start: Array) -> Confined:
     """
     slope = jax.grad(value)
     rounding = 20 * float(jnp.finfo(start.dtype).eps)
+    start = descend_within(value, project, start)
     root = find_root(slope, project, start, rounding * change_scale(slope, project(start)))
     good = _is_convex(value, project, root.y) & jnp.all(jnp.isfinite(root.y)) & jnp.isfinite(value(root.y))
     return Confined(root.y, root.residual, change_scale(slope, root.y), root.move, good)

@@ -51,6 +51,12 @@ def _require_no_wrap(where: str, leaf: Any) -> None:
                 )
 
 
+_NETWORK = (
+    ": of a network give the arrays alone, such as eqx.partition(network, eqx.is_inexact_array)[0], and put "
+    "it together in f and g with eqx.combine"
+)
+
+
 def floating(name: str, tree: PyTree) -> PyTree:
     """The tree as arrays, which must all be floating."""
     if not jax.tree.leaves(tree):
@@ -61,7 +67,8 @@ def floating(name: str, tree: PyTree) -> PyTree:
         try:
             array = jnp.asarray(leaf)
         except (TypeError, ValueError) as error:
-            raise TypeError(f"{where} must be a floating array, got {type(leaf).__name__}") from error
+            hint = _NETWORK if callable(leaf) else ""
+            raise TypeError(f"{where} must be a floating array, got {type(leaf).__name__}{hint}") from error
         if not jnp.issubdtype(array.dtype, jnp.floating):
             raise TypeError(f"{where} must be a floating array, got dtype {array.dtype}")
         return array

@@ -192,7 +192,8 @@ class _Whole(Recipe):
         if not in_pieces(problem):
             return super().look(problem, state, sample, visits)
         trackers = self.trackers(problem)
-        point = Point(state.x, {name: tracker.recall(visits[name])[0] for name, tracker in trackers.items()})
+        y = {name: tracker.recall(visits[name])[0] for name, tracker in trackers.items()}
+        point = Point(state.x, y, state.weights(problem, sample))
         blocks = sample.blocks.shape[0]
 
         def slopes(part: str, v: dict[str, PyTree]) -> Slopes:

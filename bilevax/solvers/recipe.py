@@ -281,9 +281,10 @@ class Recipe(AbstractSolver):
         for name, level in problem.levels.items():
             tracker = self.tracker(level)
             if tracker is None:
+                others = "BlockNewton, MMBO" if level.sign == 0 else "BSVRBv1"
                 raise ValueError(
                     f"{type(self).__name__} takes {self._kinds()} lower levels only, got the {level.kind} "
-                    f"level {name!r}: use BSVRBv1 or BSVRBv2"
+                    f"level {name!r}: use {others} or BSVRBv2"
                 )
             if level.has_hessian and level.sign != 1 and not tracker.indefinite:
                 raise ValueError(

@@ -10,6 +10,7 @@ from jax import Array
 
 from bilevax._problem.groups import sources
 from bilevax._problem.problem import Problem
+from bilevax._problem.reading import readers
 from bilevax._problem.rows import Batch, Shared
 from bilevax._problem.sampling import Sample
 from bilevax._step.lagrangian import Point
@@ -21,9 +22,14 @@ PIECE = 4096  # rows: some MB as floats, unpacked once and then read from the ca
 
 
 def in_pieces(problem: Problem) -> bool:
-    """Whether a pass over all rows is faster piece by piece: on a CPU, if blocks share a long table."""
+    """Whether a pass over all rows is faster piece by piece: on a CPU, if blocks share a long table.
+
+    Not if a level reads a mean: the v of the mean needs the gradients of its readers, which need their v.
+    """
     long = [one for one in sources(problem).values() if isinstance(one, Shared) and one.count >= 2 * PIECE]
-    return bool(long) and problem.means_over_rows and jax.default_backend() == "cpu"
+    levels = problem.levels
+    read = any(level.is_value and readers(levels, name) for name, level in levels.items())
+    return bool(long) and not read and problem.means_over_rows and jax.default_backend() == "cpu"
 
 
 def whole_slopes(

@@ -129,6 +129,9 @@ class QuadraticBlocks(Blocks):
     def g_xy(self, i, x, y, rows):
         return -self.lower_rows["e"][rows].mean() * self.blocks["B"][i].T
 
+    def g_x(self, i, x, y, rows):
+        return self.g_xy(i, x, y, rows) @ y
+
 
 class LogisticHyper(Blocks):
     """Reweighted logistic regression at a temperature per block; x has one weight per lower row.

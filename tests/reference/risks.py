@@ -15,9 +15,11 @@ from reference.algorithms import (
     clip_eigenvalues,
     coefficients_at,
     correction,
+    hyper_penalty,
     mean,
     moving_average,
     msvr,
+    penalised_w,
     sampled_blocks,
     storm,
     take,
@@ -80,9 +82,11 @@ class WorstGroup:
 def steps_of(problem, samples, start, coefficients, *, risk, alpha, corrected, curvature, lam=None):
     """The states after every step, each with `objective`; blocks move if all are corrected, or if sampled.
 
-    `curvature` is "H" (version 1) or "v" (version 2 and MMBO). `alpha` is a function of t.
+    `curvature` is "H" (version 1 and K-SONG), "v" (version 2, MMBO and BlockPAGE, which refreshes where a
+    sample says so), "w" (F2SA and F3SA) or "N" (BlockNewton). `alpha` is a function of t.
     """
-    now = old = take(start, "x", "y", "s", "z", "h", *(["H"] if curvature == "H" else ["u", "v"]))
+    names = {"H": ["H"], "N": ["u", "v", "H"]}.get(curvature, ["u", "v"])
+    now = old = take(start, "x", "y", "s", "z", "h", *names)
     finds = isinstance(risk, Cvar)
     known = (risk.threshold(now.h), risk.tied(now.h)) if finds else (None, None)
     found, states = 0, []
@@ -94,7 +98,7 @@ def steps_of(problem, samples, start, coefficients, *, risk, alpha, corrected, c
         value, weights = risk(now.h, *known)
         new, terms, terms_old, seen = copy.deepcopy(now), [], [], []
         for i, upper, lower in sampled_blocks(sample):
-            looks = [look(problem, i, state, upper, lower, curvature) for state in (now, old)]
+            looks = [look(problem, i, state, upper, lower, curvature, k) for state in (now, old)]
             fresh, before = looks
             terms.append(weights[i] * fresh.G)
             terms_old.append(weights[i] * before.G)
@@ -108,13 +112,24 @@ def steps_of(problem, samples, start, coefficients, *, risk, alpha, corrected, c
                 if not hasattr(now, name):
                     continue
                 at, one, other = getattr(now, name)[i], getattr(fresh, name), getattr(before, name)
+                if curvature == "N":
+                    a = {"s": 1.0, "u": 1.0, "H": k.alpha}.get(name, a)
                 moved = msvr(at, one, other, a, gamma) if corrected else moving_average(at, one, a)
-                getattr(new, name)[i] = clip_eigenvalues(moved, lam) if name == "H" else moved
+                getattr(new, name)[i] = clip_eigenvalues(moved, lam) if name == "H" and lam else moved
         G, G_old = mean(terms), mean(terms_old)
         new.z = storm(now.z, G, G_old, k.beta) if corrected else moving_average(now.z, G, k.beta)
+        if getattr(sample, "refresh", False):
+            rows = [(i, problem.upper_of(i), problem.lower_of(i)) for i in range(problem.m)]
+            whole = [look(problem, i, now, upper, lower, curvature, k) for i, upper, lower in rows]
+            new.s, new.u = np.array([one.s for one in whole]), np.array([one.u for one in whole])
+            new.z = mean([weight * one.G for weight, one in zip(weights, whole, strict=True)])
         for i in range(problem.m) if corrected else sample.blocks:
+            if curvature == "N":
+                new.y[i] = now.y[i] - k.alpha * np.linalg.solve(new.H[i], new.s[i])
+                new.v[i] = now.v[i] - k.alpha * np.linalg.solve(new.H[i], new.u[i])
+                continue
             new.y[i] = now.y[i] - k.tau * new.s[i]
-            if curvature == "v":
+            if curvature != "H":
                 new.v[i] = now.v[i] - k.tau_bar * new.u[i]
         new.x = now.x - k.eta * new.z
         new.objective = value + np.mean(seen)
@@ -123,9 +138,14 @@ def steps_of(problem, samples, start, coefficients, *, risk, alpha, corrected, c
     return states
 
 
-def look(problem, i, state, upper, lower, curvature):
+def look(problem, i, state, upper, lower, curvature, k):
     """What a step sees of one block; v belongs to f without its weight."""
     at = (i, state.x, state.y[i])
+    if curvature == "w":
+        there = (i, state.x, state.v[i])
+        f, slope = problem.f(*there, upper), penalised_w(problem, i, state, upper, lower, k.penalty)
+        G = hyper_penalty(problem, i, state, upper, lower, k.penalty)
+        return SimpleNamespace(f=f, h=f, s=problem.g_y(*at, lower), u=slope, G=G)
     f_y, H = problem.f_y(*at, upper), problem.g_yy(*at, lower)
     v = np.linalg.solve(state.H[i], f_y) if curvature == "H" else state.v[i]
     f = problem.f(*at, upper)
