@@ -23,7 +23,7 @@ except ImportError as error:
 import bilevax as bx
 from bilevax.applications import interrupted
 from bilevax.applications.grouped import plots
-from bilevax.applications.grouped.blocks import folds_of
+from bilevax.applications.grouped.closed_form import SquaredCrossValidation
 from bilevax.applications.grouped.group_index import GroupIndex, checked
 from bilevax.applications.grouped.learning import (
     Judging,
@@ -39,7 +39,10 @@ from bilevax.applications.grouped.priors import FORMS, Prior
 
 _FULL_SIZE, _FULL_GROUPS = 32, 10  # "auto" is "full" for so many features, and so many groups per feature
 _STORED = 2**26  # the most entries of the variances of all groups
-_JUDGED = 2_000  # groups whose held-out errors make the intervals
+_JUDGED, _JUDGED_ROWS = (
+    (300, 5_000),
+    50_000,
+)  # groups whose held-out errors make the intervals, and their rows
 _QUANTILES = 2_001
 _PREDICTED = 2**16  # rows that are predicted together
 _FLOATS = (np.float64, np.float32)  # of X: single precision is not copied
@@ -113,25 +116,26 @@ class GroupedModel(BaseEstimator):
         )
         self._x = learnt.x
         stored = self._has_intervals() and panel.groups * self._prior.size**2 <= _STORED
-        fits = fit_groups(panel, self._prior, self._loss, self._x, variance=stored)
+        judge = learnt.judge
+        sums = judge.sums.total if part is panel and isinstance(judge, SquaredCrossValidation) else None
+        fits = fit_groups(panel, self._prior, self._loss, self._x, variance=stored, sums=sums)
         self._beta, self.shrinkage_, self._variance = fits.coef, fits.share, fits.variance
         self._errors, self._prior_errors, self._noise = np.zeros(0), np.zeros(0), 1.0
         if self._has_intervals():
-            some = part.part(np.arange(min(part.groups, _JUDGED)))
-            folded = folds_of(some, self.folds, seed)
-            errors, weights = held_out_errors(folded, self._prior, self._loss, self._x)
+            few = int(np.clip(_JUDGED_ROWS * part.groups / len(part.target), *_JUDGED))
+            errors, weights = held_out_errors(judge, self._x, few, seed)
             self._noise = float(np.sqrt(np.average(errors**2, weights=weights)))
             shares = np.linspace(0, 1, _QUANTILES)
             self._errors = _weighted_quantiles(errors, weights, shares)
+            some = part.some(few, seed)
             own = prior_errors(some, self._prior, self._x)
             self._prior_errors = _weighted_quantiles(own, some.weight, shares)
-        self.history_, self.n_iter_ = np.asarray(learnt.history), max(len(learnt.history) - 1, 1)
+        self.history_, self.n_iter_ = np.asarray(learnt.history), max(learnt.steps, 1)
         self.outcome_ = learnt.outcome
         self._publish()
         if learnt.outcome is bx.Outcome.INTERRUPTED:
             interrupted.end_fit(
-                f"{type(self).__name__}.fit was interrupted: the prior is that of "
-                f"{len(learnt.history) - 1} steps",
+                f"{type(self).__name__}.fit was interrupted: the prior is that of {learnt.steps} steps",
                 raises=self.raise_on_interrupt,
             )
         return self
