@@ -505,6 +505,7 @@ def test_metadata_tells_the_prior_of_a_group():
     new = pd.DataFrame({"kind": ["a", "b"], "size": [1.0, 0.0]}, index=["x", "y"])
     predicted = model.predict([[1.0], [1.0]], groups=["x", "y"], metadata=new)
     np.testing.assert_allclose(predicted, [3.0, -2.0], atol=0.3)
+    assert model.score([[1.0], [1.0]], [3.0, -2.0], groups=["x", "y"], metadata=new) > 0.9
     assert model.predict([[1.0]], groups=["x"])[0] == pytest.approx(
         model.prior_.coef[0] + model.prior_.intercept
     )

@@ -106,10 +106,9 @@ class Folds:
         # Fold k of n rows in c folds has the rows whose place is k modulo c, in this order.
         turn, fold = np.divmod(place, count[owner])
         whole, more = np.divmod(lengths, count)
+        stored_at = firsts[owner] + fold * whole[owner] + np.minimum(fold, more[owner])
         self.order = np.empty(len(owner), np.int64)
-        self.order[firsts[owner] + fold * whole[owner] + np.minimum(fold, more[owner]) + turn] = np.arange(
-            len(owner)
-        )
+        self.order[stored_at + turn] = np.arange(len(owner))
         self.group = np.repeat(np.arange(len(lengths)), count)
         self.fold = np.arange(len(self.group)) - np.repeat(np.cumsum(count) - count, count)
         self.count = len(self.group)

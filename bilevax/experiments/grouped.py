@@ -124,8 +124,8 @@ def run(
     seeds = range(options.seed, options.seed + options.splits)
     jobs = {
         f"{part}, split {seed}": functools.partial(job, options, part, seed)
+        for seed in seeds  # parts of one split follow each other: several have the same panel
         for part in options.parts
-        for seed in seeds
     }
     with _alone() if options.processes > 1 else nullcontext():
         results = kept.fill(jobs, options.processes)
@@ -195,13 +195,10 @@ def job(options: GroupedOptions, part: str, seed: int) -> list[dict[str, Any]]:
 
 def measure(options: GroupedOptions, part: str, seed: int) -> Measured:
     """The scores of all methods on one split of one panel."""
-    table: Any = None
-    if part in ("squared", "logistic", "quantiles", "metadata", "new"):
-        table = load_interactions(options.data)
     boosted = seed - options.seed < options.boosted
 
     def users(count: int | None, *, logistic: bool = False) -> Split:
-        return panels.movielens(table, count, options.factors, seed, logistic=logistic)
+        return _ratings(options.data, count, options.factors, seed, logistic)
 
     if part in ("squared", "generated", "statsmodels"):
         split = (
@@ -227,6 +224,12 @@ def measure(options: GroupedOptions, part: str, seed: int) -> Measured:
         split = users(options.users) if part == "metadata" else panels.known_normal(options.generated, seed)
         return _metadata(split, seed, boosted)
     return _new_users(users(options.users), seed, options)
+
+
+@functools.lru_cache(maxsize=1)
+def _ratings(data: str, users: int | None, factors: int, seed: int, logistic: bool) -> Split:
+    """The panel of ratings; the last one is kept, as other parts need it too."""
+    return panels.movielens(load_interactions(data), users, factors, seed, logistic=logistic)
 
 
 def _measured(

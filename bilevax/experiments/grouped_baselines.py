@@ -27,6 +27,12 @@ FOLDS = 5
 def squared_baselines(rows: Rows, seed: int) -> dict[str, Callable[[], np.ndarray]]:
     """The baselines of the squared loss, by name; each is run when it is called."""
     sums = Sums.of(rows, fold_of(rows, seed))
+    zero, slopes, every = np.zeros(sums.size), _but_intercept(sums.size), np.eye(sums.size)
+    around_zero = functools.cache(lambda: sums.scores(zero, slopes))
+
+    def around_pooled() -> np.ndarray:
+        centre = sums.pooled()
+        return sums.ridge(ALPHAS[np.argmin(sums.scores(centre, every).sum(1))], centre, every)
 
     def em(tolerance: float) -> np.ndarray:
         own = Sums.of(rows, np.zeros(len(rows.y), int))  # in its seconds, as ours are in those of a fit
@@ -35,9 +41,10 @@ def squared_baselines(rows: Rows, seed: int) -> dict[str, Callable[[], np.ndarra
     return {
         "pooled": lambda: repeated(sums.pooled(), sums.groups),
         "pooled, group intercepts": lambda: group_intercepts(rows),
-        "own α": lambda: sums.own(),
-        "shared α": lambda: sums.shared(np.zeros(sums.size), _but_intercept(sums.size)),
-        "shared α around pooled": lambda: sums.shared(sums.pooled(), np.eye(sums.size)),
+        "own α": lambda: sums.ridge(ALPHAS[np.argmin(around_zero(), 0)], zero, slopes),
+        # Its seconds do not have those of the folds.
+        "shared α": lambda: sums.ridge(ALPHAS[np.argmin(around_zero().sum(1))], zero, slopes),
+        "shared α around pooled": around_pooled,
         "EM, four digits": lambda: em(1e-4),
         "EM": lambda: em(1e-6),
     }
@@ -111,19 +118,13 @@ class Sums:
         centre = np.broadcast_to(centre, (self.groups, self.size))[:, None]
         left = b - (A @ np.broadcast_to(centre, b.shape)[..., None])[..., 0]
         beta = centre + np.linalg.solve(system, left[..., None])[..., 0]
-        inside = np.einsum("mkd,mkde,mke->mk", beta, self.A, beta) - 2 * (beta * self.b).sum(-1) + self.c
+        curved = (self.A @ beta[..., None])[..., 0]
+        inside = (beta * (curved - 2 * self.b)).sum(-1) + self.c
         return inside.sum(1)
 
-    def own(self) -> np.ndarray:
-        """Every group alone, with the α that is best in its own folds."""
-        centre, penalty = np.zeros(self.size), _but_intercept(self.size)
-        scores = np.stack([self.errors(alpha, centre, penalty) for alpha in ALPHAS])
-        return self.ridge(ALPHAS[np.argmin(scores, 0)], centre, penalty)
-
-    def shared(self, centre: np.ndarray, penalty: np.ndarray) -> np.ndarray:
-        """All groups with the α that is best in the folds of all."""
-        scores = [self.errors(alpha, centre, penalty).sum() for alpha in ALPHAS]
-        return self.ridge(ALPHAS[int(np.argmin(scores))], centre, penalty)
+    def scores(self, centre: np.ndarray, penalty: np.ndarray) -> np.ndarray:
+        """The cross-validated sum of squares of every α and group."""
+        return np.stack([self.errors(alpha, centre, penalty) for alpha in ALPHAS])
 
     def expectation_maximisation(
         self, known: np.ndarray | None = None, most: int = 500, tolerance: float = 1e-6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import warnings
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ _JUDGED, _JUDGED_ROWS = (
     50_000,
 )  # groups whose held-out errors make the intervals, and their rows
 _QUANTILES = 2_001
+_ENTRIES = 2**26  # of the sums of products of all folds that a prior is learnt from, at most
 _PREDICTED = 2**16  # rows that are predicted together
 _FLOATS = (np.float64, np.float32)  # of X: single precision is not copied
 
@@ -103,7 +105,16 @@ class GroupedModel(BaseEstimator):
         panel = Panel.by_group(X, target, weight, codes, known, self._scaling)
         self._look_at(panel)
         self._prior = self._form(panel)
-        part = panel.some(int(self.prior_groups), seed)
+        most = int(self.prior_groups)
+        if self._loss.quadratic:
+            most = min(most, _most_groups(panel.size, int(self.folds)))
+        part = panel.some(most, seed)
+        if (np.diff(panel.offsets) < 2).all():
+            warnings.warn(
+                "no group has two rows, so that nothing tells how much groups differ: all follow the prior",
+                UserWarning,
+                stacklevel=3,
+            )
         learnt = learn(
             part,
             self._prior,
@@ -169,14 +180,32 @@ class GroupedModel(BaseEstimator):
         count = len(X)
         codes = np.full(count, self._default) if groups is None else self._index.codes(groups, count)
         unseen = codes < 0
-        if groups is not None and unseen.any() and self.unseen == "error":
+        if unseen.any() and self.unseen == "error":
+            if groups is None:
+                raise ValueError('groups must be given as unseen="error", got None')
             row = int(np.argmax(unseen))
             raise ValueError(
                 f'groups must be known from the fit as unseen="error", got {list(groups)[row]!r} in row '
                 f"{row}; "
                 'adapt(X, y, groups=…) adds groups, and unseen="prior" predicts them by the prior'
             )
+        if groups is not None and unseen.all():
+            self._warn_of_other_types(checked(groups, count))
         return X, codes
+
+    def _warn_of_other_types(self, groups: Any) -> None:
+        """Groups that were numbers in the fit, and are text now, are all unknown, and no error tells."""
+        known, given = (
+            {"number" if isinstance(one, (int, float, np.number)) else type(one).__name__ for one in some}
+            for some in (self._index.place, groups.tolist() if isinstance(groups, np.ndarray) else groups)
+        )
+        if known and given and not known & given:
+            warnings.warn(
+                f"groups were of type {', '.join(sorted(known))} in the fit, got {', '.join(sorted(given))}: "
+                "none is known, and all rows are predicted by the prior",
+                UserWarning,
+                stacklevel=4,
+            )
 
     def _predictors(self, X: Any, groups: Any, metadata: Any) -> np.ndarray:
         """Linear predictors (n, columns) in the model's units."""
@@ -309,6 +338,15 @@ class _NewGroup:
 
     def __repr__(self) -> str:
         return "<a new group>"
+
+
+def _most_groups(size: int, folds: int) -> int:
+    """From how many groups a prior may be learnt, as every fold has sums of the products of all features."""
+    most = _ENTRIES // ((folds + 1) * (size + 1) ** 2)
+    if most < 2:
+        largest = int((_ENTRIES / (2 * (folds + 1))) ** 0.5) - 2
+        raise ValueError(f"X must have at most {largest:,} features with folds={folds}, got {size - 1:,}")
+    return most
 
 
 def _dense(X: Any) -> np.ndarray:

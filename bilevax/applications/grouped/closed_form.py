@@ -28,7 +28,7 @@ from bilevax.applications.grouped.priors import Prior, X
 from bilevax.applications.grouped.sums import BlockSums, group_sums
 from bilevax.applications.grouped.tiles import power_of_two
 
-_MOST = 2**11  # blocks of a chunk
+_MOST, _ENTRIES = 2**11, 2**23  # blocks of a chunk, and entries of their matrices
 
 
 class SquaredCrossValidation:
@@ -43,7 +43,7 @@ class SquaredCrossValidation:
     def __init__(self, blocks: Blocks, prior: Prior, sums: BlockSums | None = None):
         self.blocks, self.prior, self.chunks = blocks, prior, []
         self.sums = BlockSums.of(blocks) if sums is None else sums
-        size = min(_MOST, power_of_two(blocks.count))
+        size = _at_once(blocks.count, prior.size)
         with jax.enable_x64(True):
             for first in range(0, blocks.count, size):
                 part = slice(first, first + size)
@@ -73,7 +73,7 @@ def fit_sums(
     d = prior.size
     coef, share = np.zeros((panel.groups, d, 1)), np.zeros(panel.groups)
     spreads = np.zeros((panel.groups, d, d)) if variance else None
-    size = min(_MOST, power_of_two(panel.groups))
+    size = _at_once(panel.groups, d)
     with jax.enable_x64(True):
         x = {name: jnp.asarray(one, float) for name, one in x.items()}
         for first in range(0, panel.groups, size):
@@ -109,6 +109,11 @@ def held_out_sums(blocks: Blocks, prior: Prior, x: X, kept: np.ndarray) -> tuple
     error = panel.target[place] - np.einsum("tld,td->tl", rows, beta[owner])
     size = np.sqrt(1 + np.einsum("tld,tld->tl", rows @ variance[owner], rows))
     return (error / size)[real], (panel.weight[place] * blocks.judged[owner, None])[real]
+
+
+def _at_once(count: int, size: int) -> int:
+    """Blocks of a chunk: a power of two, so that few programs are compiled."""
+    return min(_MOST, power_of_two(count), max(power_of_two(_ENTRIES // (size + 1) ** 2) // 2, 1))
 
 
 def _padded(array: np.ndarray, size: int) -> np.ndarray:

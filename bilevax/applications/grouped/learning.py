@@ -39,6 +39,7 @@ from bilevax.applications.grouped.priors import Prior, X
 from bilevax.applications.grouped.start import Parabolas, enough, starts
 
 _START_ROWS = 20_000
+_NONE = -9.0  # added to the logarithm of a strength: none
 _LOOSER = 10  # times the tolerance, on a part of the groups
 
 
@@ -147,6 +148,8 @@ def learn(
         for judge in [few, whole] if few is not whole else [whole]:
             if not way.interrupted:
                 way.descend(judge, tol if judge is whole else _LOOSER * tol)
+    if not (np.diff(panel.offsets) > 1).any():
+        way.x = way.x | {"scale": way.x["scale"] + _NONE}  # nothing tells how much groups differ
     outcome = bx.Outcome.INTERRUPTED if way.interrupted else bx.Outcome.FINISHED
     return Learnt(way.x, way.history, way.steps, outcome, whole)
 

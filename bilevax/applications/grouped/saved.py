@@ -62,7 +62,10 @@ def save(model: Any, path: str | Path) -> None:
         arrays["variance"] = model._variance
     if classes is not None:
         if classes.dtype.kind == "O":
-            classes = np.asarray([str(one) for one in classes])
+            wrong = [one for one in classes if not isinstance(one, str)]
+            if wrong:
+                raise TypeError(f"classes must be numbers or strings to be saved, got {wrong[0]!r}")
+            classes = np.asarray(classes.tolist())
         arrays["classes"] = classes
     save_arrays(path, note, arrays)
 
