@@ -166,6 +166,28 @@ def test_the_command_writes_its_tables(monkeypatch, tmp_path):
     assert "parts must be of" in result.output
 
 
+def test_a_run_goes_on_where_it_was_stopped_and_takes_other_parts(monkeypatch, tmp_path):
+    small = {"generated": 20, "priors": ("ridge",), "boosted": 0}
+    first = grouped.GroupedOptions(splits=1, parts=("generated",), **small)
+    before = grouped.run(first, tmp_path)["generated"]
+    seen = []
+
+    def measure(options, part, seed):
+        seen.append((part, seed))
+        losses = np.array([1.0, 2.0])
+        return {("", name): grouped.Scores(losses, 1.5, None, 0.1) for name in ("pooled", "ours")}
+
+    monkeypatch.setattr(grouped, "measure", measure)
+    more = dataclasses.replace(first, parts=("generated", "known"))
+    after = grouped.run(more, tmp_path, resume=True)
+    assert seen == [("known", 0)]
+    assert after["generated"] == before
+    assert [row["method"] for row in after["known"]] == ["pooled", "ours"]
+    assert "boosting, groups encoded" not in {row["method"] for row in before}
+    with pytest.raises(ValueError, match="resume needs the options"):
+        grouped.run(dataclasses.replace(more, generated=30), tmp_path, resume=True)
+
+
 def test_jobs_in_several_processes_give_the_same_tables(tmp_path):
     options = grouped.GroupedOptions(splits=2, generated=20, priors=("ridge",), parts=("generated",))
     before = os.environ.get("JAX_PLATFORMS")

@@ -29,14 +29,16 @@ from bilevax.applications.grouped import (
     sums,
 )
 from bilevax.applications.grouped.blocks import folds_of, whole_groups
+from bilevax.applications.grouped.closed_form import SquaredCrossValidation
+from bilevax.applications.grouped.descent import Descent, Point
 from bilevax.applications.grouped.group_index import GroupIndex
 from bilevax.applications.grouped.learning import cross_validation, fit_groups, held_out_errors
 from bilevax.applications.grouped.losses import classification_loss, pinball, regression_loss
-from bilevax.applications.grouped.newton import CrossValidation, fit_tiles, held_out_tiles
+from bilevax.applications.grouped.newton import CrossValidation, fit_tiles
 from bilevax.applications.grouped.panel import Panel, Scaling
 from bilevax.applications.grouped.priors import FORMS, Prior
 from bilevax.applications.grouped.small_systems import solve
-from bilevax.applications.grouped.start import random_effects
+from bilevax.applications.grouped.start import Parabolas, random_effects
 from bilevax.applications.grouped.tiles import chunks
 
 
@@ -139,9 +141,13 @@ def test_sums_of_squares_give_what_newton_steps_on_rows_give(form, doubles):
     np.testing.assert_allclose(fits.coef, coef, atol=1e-9)
     np.testing.assert_allclose(fits.share, share, atol=1e-9)
     np.testing.assert_allclose(fits.variance, variance, atol=1e-9)
-    ours, theirs = held_out_errors(blocks, prior, loss, x), held_out_tiles(blocks, prior, loss, x)
+    ours, theirs = (
+        held_out_errors(kind(blocks, prior, *more), x, 9, 0)
+        for kind, more in ((SquaredCrossValidation, ()), (CrossValidation, (loss,)))
+    )
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(np.sort(one), np.sort(other), atol=1e-9)
+    assert ours[1].sum() == pytest.approx(panel.weight.sum())  # every row is held out once
 
 
 def test_tiles_hold_the_rows_of_every_block():
@@ -202,11 +208,74 @@ def test_the_start_is_the_random_effects_model_that_rows_were_drawn_from(doubles
     target, known = eta + 0.5 * random.normal(size=len(eta)), np.zeros((groups, 0))
     panel = Panel(rows, target, np.ones(len(eta)), np.arange(groups + 1) * 20, known)
     prior, loss = Prior("full", 2), CASES["squared, full"][0]
-    mean, _, found = random_effects(panel, prior, loss, np.zeros((2, 1)), 1.0)
+    mean, _, found = random_effects(Parabolas.of(panel, loss, np.zeros((2, 1)), 1.0), prior, np.zeros((2, 1)))
+    same = random_effects(Parabolas.of_sums(sums.group_sums(panel), known), prior, np.zeros((2, 1)))
+    np.testing.assert_allclose(same[2], found)
     np.testing.assert_allclose(mean[:, 0], [0.5, -1.0], atol=0.08)
     np.testing.assert_allclose(found, factor @ factor.T / 0.25, rtol=0.2)
     x = prior.start_at(mean, np.zeros((0, 2, 1)), found)
     np.testing.assert_allclose(prior.matrix(x) @ prior.matrix(x).T, found, rtol=1e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_prior_as_numbers_is_that_of_the_device_and_its_penalty_has_its_gradient(form, doubles):
+    prior = Prior(form, 4, 2, 2 if form == "low_rank" else 0, 3)
+    x = some_x(prior)
+    np.testing.assert_allclose(prior.matrix(x), prior.spread(x), rtol=1e-12)
+    value, slope = prior.penalty(x)
+    for name, one in x.items():
+        for place in np.ndindex(one.shape):
+            ends = []
+            for step in (1e-5, -1e-5):
+                moved = {n: o.copy() for n, o in x.items()}
+                moved[name][place] += step
+                ends.append(prior.penalty(moved)[0])
+            assert slope[name][place] == pytest.approx((ends[0] - ends[1]) / 2e-5, abs=1e-8)
+    assert value > 0
+
+
+def test_steps_reach_a_minimum_within_bounds_and_remember_its_curvature():
+    random = np.random.default_rng(0)
+    half = random.normal(size=(12, 12))
+    matrix, centre = half @ half.T + 0.01 * np.eye(12), random.normal(size=12)
+    calls = []
+
+    def evaluate(at):
+        calls.append(at)
+        left = at - centre
+        bend = np.cosh(0.3 * left).sum()
+        return 0.5 * left @ matrix @ left + bend, matrix @ left + 0.3 * np.sinh(0.3 * left)
+
+    high = np.full(12, np.inf)
+    high[3] = centre[3] - 1.0
+    descent = Descent(np.full(12, -np.inf), high)
+    steps = []
+    settings = {"most": 200, "tol": 1e-12, "after_step": lambda here: steps.append(here.value)}
+    inside = np.minimum(high, 0.0)
+    found = descent.run(evaluate, Point(inside, *evaluate(inside)), **settings)
+    best = minimize(evaluate, inside, jac=True, method="L-BFGS-B", bounds=[(None, h) for h in high])
+    assert found.value <= best.fun + 1e-7
+    assert found.at[3] == high[3]
+    assert (np.diff(steps) < 0).all()
+    start, needed = np.minimum(found.at + 0.3 * random.normal(size=12), high), []
+    taught = Descent(descent.low, high)
+    taught.run(evaluate, Point(inside, *evaluate(inside)), **settings | {"tol": 1e-3})
+    for one in (taught, Descent(descent.low, high)):  # with a memory and without
+        calls.clear()
+        again = one.run(evaluate, Point(start, *evaluate(start)), **settings | {"tol": 1e-8})
+        assert again.value == pytest.approx(found.value, abs=1e-6)
+        needed.append(len(calls))
+    assert needed[0] < needed[1]
+
+
+def test_a_value_that_is_not_finite_makes_steps_shorter():
+    def evaluate(at):
+        return (float(at[0] - np.log(at[0])), 1 - 1 / at) if at[0] > 0 else (np.nan, at * np.nan)
+
+    descent = Descent(np.array([-np.inf]), np.array([np.inf]))
+    start = Point(np.array([0.01]), *evaluate(np.array([0.01])))
+    found = descent.run(evaluate, start, most=100, tol=1e-12, after_step=lambda here: None)
+    assert found.at[0] == pytest.approx(1.0, abs=1e-4)
 
 
 def test_every_form_starts_near_a_covariance():
@@ -227,16 +296,24 @@ def test_every_form_starts_near_a_covariance():
 def test_sums_of_many_rows_are_made_in_pieces(monkeypatch):
     panel = small_panel(lengths=(1, 40, 3, 100))
     blocks = folds_of(panel, 3, 0, newcomers=0.2)
-    whole = sums.sums_of(blocks)
-    monkeypatch.setattr(sums, "_ENTRIES", 16 * 4)
-    for one, other in zip(sums.sums_of(blocks), whole, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-10)
+    whole = sums.BlockSums.of(blocks)
+    monkeypatch.setattr(sums, "_ROWS", 7)  # groups are cut too
+    cut = sums.BlockSums.of(blocks)
+    for name in ("kept", "held", "total"):
+        np.testing.assert_allclose(getattr(cut, name), getattr(whole, name), atol=1e-10)
+    np.testing.assert_allclose(cut.total, sums.group_sums(panel), atol=1e-10)
     rows = np.concatenate([panel.X, panel.target[:, None]], 1)[41:44]
     weighted = rows.T @ (rows * panel.weight[41:44, None])
-    kept, held = sums.sums_of(blocks)
     mine = np.flatnonzero(blocks.group[: blocks.folds] == 2)
     for block in mine:
-        np.testing.assert_allclose(kept[block] + held[block], weighted, atol=1e-10)
+        np.testing.assert_allclose(cut.kept[block] + cut.held[block], weighted, atol=1e-10)
+    for block in range(blocks.folds, blocks.count):  # newcomers
+        for places, found in ((blocks.kept, cut.kept), (blocks.held, cut.held)):
+            _, place, real = places.tiled(np.array([block]))
+            own = np.concatenate([blocks.panel.at(place[real]), blocks.panel.target[place[real], None]], 1)
+            np.testing.assert_allclose(
+                found[block], own.T @ (own * blocks.panel.weight[place[real], None]), atol=1e-10
+            )
 
 
 @pytest.mark.parametrize(
@@ -428,6 +505,7 @@ def test_metadata_tells_the_prior_of_a_group():
     new = pd.DataFrame({"kind": ["a", "b"], "size": [1.0, 0.0]}, index=["x", "y"])
     predicted = model.predict([[1.0], [1.0]], groups=["x", "y"], metadata=new)
     np.testing.assert_allclose(predicted, [3.0, -2.0], atol=0.3)
+    assert model.score([[1.0], [1.0]], [3.0, -2.0], groups=["x", "y"], metadata=new) > 0.9
     assert model.predict([[1.0]], groups=["x"])[0] == pytest.approx(
         model.prior_.coef[0] + model.prior_.intercept
     )
@@ -478,7 +556,7 @@ def test_learning_from_a_part_first_ends_where_learning_from_all_does(monkeypatc
     X, y, of, _ = generated(groups=200)
     settings = {"prior": "diagonal", "random_state": 0, "tol": 1e-8}
     whole = GroupedRegressor(**settings).fit(X, y, groups=of)
-    monkeypatch.setattr(learning, "enough", lambda prior: 40)
+    monkeypatch.setattr(learning, "enough", lambda prior, groups: 40)
     monkeypatch.setattr(base, "_PREDICTED", 100)  # and predictions are made in pieces
     parts = GroupedRegressor(**settings).fit(X, y, groups=of)
     assert parts.history_[-1] == pytest.approx(whole.history_[-1], rel=1e-3)

@@ -100,14 +100,18 @@ class Folds:
         owner = np.repeat(np.arange(len(lengths)), lengths)
         place = np.arange(len(owner)) - firsts[owner]
         if seed is not None:
-            shuffled = np.lexsort((np.random.default_rng(seed).random(len(owner)), owner))
+            shuffled = np.argsort(owner + np.random.default_rng(seed).random(len(owner)))
             place[shuffled] = place.copy()
         count = np.minimum(lengths, most)
-        self.order = np.lexsort((place % count[owner], owner))
+        # Fold k of n rows in c folds has the rows whose place is k modulo c, in this order.
+        turn, fold = np.divmod(place, count[owner])
+        whole, more = np.divmod(lengths, count)
+        stored_at = firsts[owner] + fold * whole[owner] + np.minimum(fold, more[owner])
+        self.order = np.empty(len(owner), np.int64)
+        self.order[stored_at + turn] = np.arange(len(owner))
         self.group = np.repeat(np.arange(len(lengths)), count)
         self.fold = np.arange(len(self.group)) - np.repeat(np.cumsum(count) - count, count)
         self.count = len(self.group)
-        # Fold k of n rows in c folds has the rows whose place is k modulo c.
         sizes = (lengths[self.group] - self.fold - 1) // count[self.group] + 1
         bounds = np.concatenate([[0], np.cumsum(sizes)])
         stored = jax.tree.map(lambda leaf: np.asarray(leaf)[self.order], rows)

@@ -130,10 +130,12 @@ def grouped(
     users: Annotated[int | None, typer.Option(help="most users (squared loss); default: all")] = None,
     logistic_users: Annotated[int, typer.Option(help="most users (logistic loss)")] = 2000,
     quantile_users: Annotated[int, typer.Option(help="most users (quantile loss)")] = 1000,
+    boosted: Annotated[int, typer.Option(help="splits in which boosting takes part; it is slow")] = 1,
     processes: Annotated[int, typer.Option(help="splits that are run at a time, a core each")] = 1,
     seed: Seed = 0,
     out: Out = RESULTS,
     quick: Quick = False,
+    resume: Resume = False,
 ) -> None:
     """Thousands of models with a learnt prior, beside own, pooled and shared models, EM and boosting."""
     with errors_as_messages():
@@ -145,11 +147,12 @@ def grouped(
             users=users,
             logistic_users=logistic_users,
             quantile_users=quantile_users,
+            boosted=boosted,
             processes=processes,
             seed=seed,
             **given(parts=part),
         )
-        grouped.run(options, out / "grouped", quick=quick)
+        grouped.run(options, out / "grouped", quick=quick, resume=resume)
 
 
 @reproduce_app.command()

@@ -11,13 +11,12 @@ Every panel and split is a job of its own; jobs run in several processes.
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
-import multiprocessing
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from bilevax.experiments.grouped_baselines import (
 from bilevax.experiments.grouped_metadata import metadata_baselines
 from bilevax.experiments.grouped_panels import Rows, Split
 from bilevax.experiments.grouped_quantiles import pinball, quantile_baselines
+from bilevax.experiments.kept import Kept
 from bilevax.experiments.report import Report
 
 _MIXED = 300  # groups, up to which MixedLM is tried
@@ -76,6 +76,7 @@ class GroupedOptions:
       factors: of the items.
       priors: forms of the prior to learn.
       parts: the tables to make, of `TITLES`.
+      boosted: of how many splits boosting takes part; it takes longer than all others together.
       processes: how many jobs run at a time.
     """
 
@@ -90,6 +91,7 @@ class GroupedOptions:
     factors: int = 10
     priors: tuple[str, ...] = ("ridge", "diagonal", "full")
     parts: tuple[str, ...] = tuple(TITLES)
+    boosted: int = 1
     processes: int = 1
 
     def quick(self) -> GroupedOptions:
@@ -99,9 +101,15 @@ class GroupedOptions:
 
 
 def run(
-    options: GroupedOptions, folder: str | Path, *, quick: bool = False
+    options: GroupedOptions, folder: str | Path, *, quick: bool = False, resume: bool = False
 ) -> dict[str, list[dict[str, Any]]]:
     """Fits everything; writes a table per panel, and one of new users.
+
+    Args:
+      options: what to run.
+      folder: where tables go, and `kept.json` with what every job found.
+      quick: a short check.
+      resume: run only the jobs that the folder does not have; other parts and splits may be asked for.
 
     Returns:
       The rows of the tables, by name.
@@ -111,19 +119,24 @@ def run(
     if unknown:
         raise ValueError(f"parts must be of {list(TITLES)}, got {unknown[0]!r}")
     report = Report(folder, options, quick=quick)
+    same = {n: v for n, v in dataclasses.asdict(options).items() if n not in ("splits", "parts", "processes")}
+    kept = Kept(Path(folder) / "kept.json", same, resume=resume)
     seeds = range(options.seed, options.seed + options.splits)
-    jobs = [(part, seed) for part in options.parts for seed in seeds]
-    found: dict[str, list[Measured]] = {part: [] for part in options.parts}
+    jobs = {
+        f"{part}, split {seed}": functools.partial(job, options, part, seed)
+        for seed in seeds  # parts of one split follow each other: several have the same panel
+        for part in options.parts
+    }
+    with _alone() if options.processes > 1 else nullcontext():
+        results = kept.fill(jobs, options.processes)
     tables: dict[str, list[dict[str, Any]]] = {}
-    for (part, _), measured in zip(jobs, _all(options, jobs), strict=True):
-        found[part].append(measured)
-        if len(found[part]) < options.splits:
-            continue
+    for part in options.parts:
+        found = [_measured_from(results[f"{part}, split {seed}"]) for seed in seeds]
         title = TITLES[part].format(data=options.data, new_users=options.new_users)
-        if not found[part][0]:
+        if not found[0]:
             print(f"{title}: left out, as statsmodels is not installed")
             continue
-        tables[part] = _table(found[part])
+        tables[part] = _table(found)
         report.table(f"grouped_{part}", tables[part], title, _NOTE)
     report.finish()
     return tables
@@ -143,17 +156,15 @@ Measured = dict[tuple[str, str], Scores]  # by what is predicted ("" or "quantil
 Method = Callable[[], Any]
 
 
-def _all(options: GroupedOptions, jobs: list[tuple[str, int]]) -> Iterator[Measured]:
-    """The results of all jobs, in their order."""
-    if options.processes == 1:
-        yield from (job(options, *one) for one in jobs)
-        return
-    with _alone():
-        pool = concurrent.futures.ProcessPoolExecutor(
-            options.processes, mp_context=multiprocessing.get_context("spawn")
+def _measured_from(kept: list[dict[str, Any]]) -> Measured:
+    """What a job returned, after it was written and read."""
+    out: Measured = {}
+    for one in kept:
+        below = None if one["below"] is None else np.asarray(one["below"])
+        out[one["what"], one["method"]] = Scores(
+            np.asarray(one["losses"]), one["by_row"], below, one["seconds"]
         )
-        with pool:
-            yield from pool.map(job, [options] * len(jobs), *zip(*jobs, strict=True))
+    return out
 
 
 @contextmanager
@@ -172,14 +183,22 @@ def _alone() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def job(options: GroupedOptions, part: str, seed: int) -> Measured:
+def job(options: GroupedOptions, part: str, seed: int) -> list[dict[str, Any]]:
     """One split of one panel: everything is fitted and measured. Empty if the panel is missing."""
-    table: Any = None
-    if part in ("squared", "logistic", "quantiles", "metadata", "new"):
-        table = load_interactions(options.data)
+    began = time.process_time()
+    found = measure(options, part, seed)
+    print(f"{part}, split {seed}: {time.process_time() - began:.0f} s of the processor", flush=True)
+    return [
+        {"what": what, "method": name} | dataclasses.asdict(scores) for (what, name), scores in found.items()
+    ]
+
+
+def measure(options: GroupedOptions, part: str, seed: int) -> Measured:
+    """The scores of all methods on one split of one panel."""
+    boosted = seed - options.seed < options.boosted
 
     def users(count: int | None, *, logistic: bool = False) -> Split:
-        return panels.movielens(table, count, options.factors, seed, logistic=logistic)
+        return _ratings(options.data, count, options.factors, seed, logistic)
 
     if part in ("squared", "generated", "statsmodels"):
         split = (
@@ -187,9 +206,9 @@ def job(options: GroupedOptions, part: str, seed: int) -> Measured:
             else panels.generated(options.generated, seed) if part == "generated"
             else panels.statsmodels_panel(seed)
         )  # fmt: skip
-        return {} if split is None else _squared(split, seed, options.priors)
+        return {} if split is None else _squared(split, seed, options.priors, boosted)
     if part == "logistic":
-        return _logistic(users(options.logistic_users, logistic=True), seed, options.priors)
+        return _logistic(users(options.logistic_users, logistic=True), seed, options.priors, boosted)
     if part in ("quantiles", "skewed", "skewed_known"):
         split = (
             users(options.quantile_users) if part == "quantiles"
@@ -199,12 +218,18 @@ def job(options: GroupedOptions, part: str, seed: int) -> Measured:
             split = dataclasses.replace(split, known=np.zeros((split.train.groups, 0)))
         found: Measured = {}
         for quantile in _QUANTILES if part != "skewed_known" else (0.9,):
-            found |= _quantile(split, quantile, seed)
+            found |= _quantile(split, quantile, seed, boosted)
         return found
     if part in ("metadata", "known"):
         split = users(options.users) if part == "metadata" else panels.known_normal(options.generated, seed)
-        return _metadata(split, seed)
+        return _metadata(split, seed, boosted)
     return _new_users(users(options.users), seed, options)
+
+
+@functools.lru_cache(maxsize=1)
+def _ratings(data: str, users: int | None, factors: int, seed: int, logistic: bool) -> Split:
+    """The panel of ratings; the last one is kept, as other parts need it too."""
+    return panels.movielens(load_interactions(data), users, factors, seed, logistic=logistic)
 
 
 def _measured(
@@ -227,25 +252,27 @@ def _by_group(rows: Rows, values: np.ndarray) -> np.ndarray:
     return np.add.reduceat(values, rows.offsets[:-1]) / np.diff(rows.offsets)
 
 
-def _squared(split: Split, seed: int, priors: tuple[str, ...]) -> Measured:
+def _squared(split: Split, seed: int, priors: tuple[str, ...], boosted: bool) -> Measured:
     train, test = split.train, split.test
     methods: dict[str, Method] = {
         name: lambda fit=fit: _predicted(test, fit()) for name, fit in squared_baselines(train, seed).items()
     }
     if train.groups <= _MIXED:
         methods["MixedLM"] = lambda: _predicted(test, mixed_model(train))
-    methods["boosting, groups encoded"] = lambda: boosting(train, test, seed)
+    if boosted:
+        methods["boosting, groups encoded"] = lambda: boosting(train, test, seed)
     for prior in priors:
         methods[f"GroupedRegressor, {prior}"] = lambda prior=prior: _regressor(split, seed, prior=prior)
     return _measured(methods, test, lambda eta: (eta - test.y) ** 2)
 
 
-def _logistic(split: Split, seed: int, priors: tuple[str, ...]) -> Measured:
+def _logistic(split: Split, seed: int, priors: tuple[str, ...], boosted: bool) -> Measured:
     train, test = split.train, split.test
     methods: dict[str, Method] = {
         name: lambda fit=fit: _predicted(test, fit()) for name, fit in logistic_baselines(train, seed).items()
     }
-    methods["boosting, groups encoded"] = lambda: boosting(train, test, seed, logistic=True)
+    if boosted:
+        methods["boosting, groups encoded"] = lambda: boosting(train, test, seed, logistic=True)
 
     def ours(prior: str) -> np.ndarray:
         model = GroupedClassifier(prior=prior, random_state=seed)
@@ -257,9 +284,9 @@ def _logistic(split: Split, seed: int, priors: tuple[str, ...]) -> Measured:
     return _measured(methods, test, lambda eta: np.logaddexp(0, eta) - test.y * eta)
 
 
-def _quantile(split: Split, quantile: float, seed: int) -> Measured:
+def _quantile(split: Split, quantile: float, seed: int, boosted: bool) -> Measured:
     test = split.test
-    methods: dict[str, Method] = dict(quantile_baselines(split, quantile, seed))
+    methods: dict[str, Method] = dict(quantile_baselines(split, quantile, seed, boosted=boosted))
     given: dict[str, Any] = {"loss": "quantile", "quantile": quantile}
     if split.known.shape[1]:
         methods["GroupedRegressor without metadata"] = lambda: _regressor(split, seed, **given)
@@ -271,9 +298,9 @@ def _quantile(split: Split, quantile: float, seed: int) -> Measured:
     )
 
 
-def _metadata(split: Split, seed: int) -> Measured:
+def _metadata(split: Split, seed: int, boosted: bool) -> Measured:
     test = split.test
-    methods: dict[str, Method] = dict(metadata_baselines(split, seed))
+    methods: dict[str, Method] = dict(metadata_baselines(split, seed, boosted=boosted))
     methods["GroupedRegressor without metadata"] = lambda: _regressor(split, seed)
     methods["GroupedRegressor"] = lambda: _regressor(split, seed, metadata=True)
     return _measured(methods, test, lambda eta: (eta - test.y) ** 2)
@@ -334,8 +361,9 @@ def _table(splits: list[Measured]) -> list[dict[str, Any]]:
     out = []
     for what, name in splits[0]:
         last = [one for one in splits[0] if one[0] == what][-1]
-        scores = [split[what, name] for split in splits]
-        off = [split[what, name].losses - split[last].losses for split in splits]
+        having = [split for split in splits if (what, name) in split]  # boosting is slow
+        scores = [split[what, name] for split in having]
+        off = [split[what, name].losses - split[last].losses for split in having]
         row: dict[str, Any] = {"predicted": what} if what else {}
         row |= {"method": name, "loss": _mean(np.concatenate([one.losses for one in scores]))}
         row["difference"] = "" if (what, name) == last else _mean(np.concatenate(off), signed=True)
@@ -344,6 +372,7 @@ def _table(splits: list[Measured]) -> list[dict[str, Any]]:
         if below:
             row["below"] = f"{np.mean(np.concatenate(below)):.3f}"
         row["seconds"] = f"{np.mean([one.seconds for one in scores]):.1f}"
+        row["splits"] = str(len(having))
         out.append(row)
     return out
 

@@ -8,6 +8,7 @@ loss is squared, and through Newton steps where it is logistic.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -18,35 +19,48 @@ from bilevax.experiments.grouped_batches import Batch, logistic
 from bilevax.experiments.grouped_panels import Rows
 
 ALPHAS = np.logspace(-1, 3, 9)
+LOGISTIC_ALPHAS = np.logspace(-1, 2.5, 6)
+_LEAST = 1e-3  # the least strength of a logistic regression, the intercept's too
 FOLDS = 5
 
 
 def squared_baselines(rows: Rows, seed: int) -> dict[str, Callable[[], np.ndarray]]:
     """The baselines of the squared loss, by name; each is run when it is called."""
     sums = Sums.of(rows, fold_of(rows, seed))
+    zero, slopes, every = np.zeros(sums.size), _but_intercept(sums.size), np.eye(sums.size)
+    around_zero = functools.cache(lambda: sums.scores(zero, slopes))
 
-    def em() -> np.ndarray:
+    def around_pooled() -> np.ndarray:
+        centre = sums.pooled()
+        return sums.ridge(ALPHAS[np.argmin(sums.scores(centre, every).sum(1))], centre, every)
+
+    def em(tolerance: float) -> np.ndarray:
         own = Sums.of(rows, np.zeros(len(rows.y), int))  # in its seconds, as ours are in those of a fit
-        return own.posterior(*own.expectation_maximisation())
+        return own.posterior(*own.expectation_maximisation(tolerance=tolerance))
 
     return {
         "pooled": lambda: repeated(sums.pooled(), sums.groups),
         "pooled, group intercepts": lambda: group_intercepts(rows),
-        "own α": lambda: sums.own(),
-        "shared α": lambda: sums.shared(np.zeros(sums.size), _but_intercept(sums.size)),
-        "shared α around pooled": lambda: sums.shared(sums.pooled(), np.eye(sums.size)),
-        "EM": em,
+        "own α": lambda: sums.ridge(ALPHAS[np.argmin(around_zero(), 0)], zero, slopes),
+        # Its seconds do not have those of the folds.
+        "shared α": lambda: sums.ridge(ALPHAS[np.argmin(around_zero().sum(1))], zero, slopes),
+        "shared α around pooled": around_pooled,
+        "EM, four digits": lambda: em(1e-4),
+        "EM": lambda: em(1e-6),
     }
 
 
 def logistic_baselines(rows: Rows, seed: int) -> dict[str, Callable[[], np.ndarray]]:
     """The baselines of the logistic loss."""
     size = rows.X.shape[1]
+    around_zero = functools.cache(lambda: CrossValidated.of(rows, seed, np.zeros(size), _but_intercept(size)))
     return {
         "pooled": lambda: repeated(pooled_logistic(rows), len(rows.offsets) - 1),
-        "own α": lambda: cross_validated(rows, seed, np.zeros(size), _but_intercept(size), own=True),
-        "shared α": lambda: cross_validated(rows, seed, np.zeros(size), _but_intercept(size)),
-        "shared α around pooled": lambda: cross_validated(rows, seed, pooled_logistic(rows), np.eye(size)),
+        "own α": lambda: around_zero().own(),
+        "shared α": lambda: around_zero().shared(),  # its seconds do not have those of the folds
+        "shared α around pooled": lambda: CrossValidated.of(
+            rows, seed, pooled_logistic(rows), np.eye(size)
+        ).shared(),
         "Laplace-EM": lambda: laplace_em(rows)[0],
     }
 
@@ -104,19 +118,13 @@ class Sums:
         centre = np.broadcast_to(centre, (self.groups, self.size))[:, None]
         left = b - (A @ np.broadcast_to(centre, b.shape)[..., None])[..., 0]
         beta = centre + np.linalg.solve(system, left[..., None])[..., 0]
-        inside = np.einsum("mkd,mkde,mke->mk", beta, self.A, beta) - 2 * (beta * self.b).sum(-1) + self.c
+        curved = (self.A @ beta[..., None])[..., 0]
+        inside = (beta * (curved - 2 * self.b)).sum(-1) + self.c
         return inside.sum(1)
 
-    def own(self) -> np.ndarray:
-        """Every group alone, with the α that is best in its own folds."""
-        centre, penalty = np.zeros(self.size), _but_intercept(self.size)
-        scores = np.stack([self.errors(alpha, centre, penalty) for alpha in ALPHAS])
-        return self.ridge(ALPHAS[np.argmin(scores, 0)], centre, penalty)
-
-    def shared(self, centre: np.ndarray, penalty: np.ndarray) -> np.ndarray:
-        """All groups with the α that is best in the folds of all."""
-        scores = [self.errors(alpha, centre, penalty).sum() for alpha in ALPHAS]
-        return self.ridge(ALPHAS[int(np.argmin(scores))], centre, penalty)
+    def scores(self, centre: np.ndarray, penalty: np.ndarray) -> np.ndarray:
+        """The cross-validated sum of squares of every α and group."""
+        return np.stack([self.errors(alpha, centre, penalty) for alpha in ALPHAS])
 
     def expectation_maximisation(
         self, known: np.ndarray | None = None, most: int = 500, tolerance: float = 1e-6
@@ -169,23 +177,43 @@ def pooled_logistic(rows: Rows) -> np.ndarray:
     return logistic(one, one.real * 1.0, np.zeros(size), 1e-6 * np.eye(size), np.zeros((1, size)))[0][0]
 
 
-def cross_validated(
-    rows: Rows, seed: int, centre: np.ndarray, penalty: np.ndarray, *, own: bool = False
-) -> np.ndarray:
-    """Logistic regressions of all groups, with the α that is best in the folds of all, or of each group."""
-    batch, fold, least = Batch(rows), fold_of(rows, seed), 1e-3 * np.eye(len(centre))
-    alphas = np.logspace(-1, 2.5, 6)
-    scores = np.zeros((len(alphas), rows.groups))
-    for k in range(FOLDS):
-        kept, held = (batch.tiled(one.astype(float)) for one in (fold != k, fold == k))
-        beta = repeated(centre, rows.groups)
-        for place in reversed(range(len(alphas))):
-            beta, _ = logistic(batch, kept, centre, alphas[place] * penalty + least, beta)
-            eta = batch.eta(beta)
-            scores[place] += batch.totals((held * (np.logaddexp(0, eta) - batch.y * eta)).sum(1))
-    best = np.argmin(scores, 0) if own else np.full(rows.groups, int(np.argmin(scores.sum(1))))
-    precision = alphas[best][:, None, None] * penalty + least
-    return logistic(batch, batch.real * 1.0, centre, precision, repeated(centre, rows.groups))[0]
+@dataclasses.dataclass(frozen=True)
+class CrossValidated:
+    """Logistic regressions of all groups around a centre, with the loss of every α in the folds of each."""
+
+    batch: Batch
+    centre: np.ndarray
+    penalty: np.ndarray
+    scores: np.ndarray
+
+    @classmethod
+    def of(cls, rows: Rows, seed: int, centre: np.ndarray, penalty: np.ndarray) -> CrossValidated:
+        """Tries every α in every fold."""
+        batch, fold = Batch(rows), fold_of(rows, seed)
+        scores = np.zeros((len(LOGISTIC_ALPHAS), rows.groups))
+        for k in range(FOLDS):
+            kept, held = (batch.tiled(one.astype(float)) for one in (fold != k, fold == k))
+            beta = repeated(centre, rows.groups)
+            for place in reversed(range(len(LOGISTIC_ALPHAS))):
+                precision = LOGISTIC_ALPHAS[place] * penalty + _LEAST * np.eye(len(centre))
+                beta, _ = logistic(batch, kept, centre, precision, beta, enough=1e-3)
+                eta = batch.eta(beta)
+                scores[place] += batch.totals((held * (np.logaddexp(0, eta) - batch.y * eta)).sum(1))
+        return cls(batch, centre, penalty, scores)
+
+    def own(self) -> np.ndarray:
+        """Every group with the α that is best in its own folds."""
+        return self._fit(np.argmin(self.scores, 0))
+
+    def shared(self) -> np.ndarray:
+        """All groups with the α that is best in the folds of all."""
+        return self._fit(np.full(self.batch.groups, int(np.argmin(self.scores.sum(1)))))
+
+    def _fit(self, best: np.ndarray) -> np.ndarray:
+        batch = self.batch
+        precision = LOGISTIC_ALPHAS[best][:, None, None] * self.penalty + _LEAST * np.eye(batch.size)
+        start = repeated(self.centre, batch.groups)
+        return logistic(batch, batch.real * 1.0, self.centre, precision, start)[0]
 
 
 def laplace_em(

@@ -10,8 +10,10 @@ from bilevax.experiments.grouped_baselines import ALPHAS, Sums, boosting, fold_o
 from bilevax.experiments.grouped_panels import Rows, Split
 
 
-def metadata_baselines(split: Split, seed: int) -> dict[str, Callable[[], np.ndarray]]:
-    """Baselines by name, as functions that return predictions of the test rows."""
+def metadata_baselines(
+    split: Split, seed: int, *, boosted: bool = True
+) -> dict[str, Callable[[], np.ndarray]]:
+    """Baselines by name, as functions that return predictions of the test rows; boosting if it is wanted."""
     train, test = split.train, split.test
     table = (split.known - split.known.mean(0)) / split.known.std(0)
     wide = np.concatenate([np.ones((len(table), 1)), table], 1)
@@ -28,13 +30,15 @@ def metadata_baselines(split: Split, seed: int) -> dict[str, Callable[[], np.nda
     def interactions() -> np.ndarray:
         return (test.X * (wide @ pooled_interactions(train, table))[test.group]).sum(1)
 
-    return {
+    out = {
         "pooled, interactions with metadata": interactions,
         "shared α around these": around,
         "EM": lambda: em(None),
         "EM on metadata": lambda: em(table),
-        "boosting with metadata": lambda: boosting(train, test, seed, known=split.known),
     }
+    if boosted:
+        out["boosting with metadata"] = lambda: boosting(train, test, seed, known=split.known)
+    return out
 
 
 def pooled_interactions(rows: Rows, table: np.ndarray) -> np.ndarray:

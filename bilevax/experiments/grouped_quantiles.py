@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -20,8 +22,10 @@ def pinball(residual: np.ndarray, quantile: float) -> np.ndarray:
     return np.maximum(quantile * residual, (quantile - 1) * residual)
 
 
-def quantile_baselines(split: Split, quantile: float, seed: int) -> dict[str, Callable[[], np.ndarray]]:
-    """Baselines by name, as functions that return predictions of the test rows."""
+def quantile_baselines(
+    split: Split, quantile: float, seed: int, *, boosted: bool = True
+) -> dict[str, Callable[[], np.ndarray]]:
+    """Baselines by name, as functions that return predictions of the test rows; boosting if it is wanted."""
     train, test, known = split.train, split.test, split.known
     size = train.X.shape[1]
 
@@ -29,27 +33,32 @@ def quantile_baselines(split: Split, quantile: float, seed: int) -> dict[str, Ca
         return lambda: (test.X * fit()[test.group]).sum(1)
 
     but_intercept = np.diag(np.arange(size) > 0).astype(float)
+    around_zero = functools.cache(
+        lambda: CrossValidated.of(train, quantile, seed, np.zeros(size), but_intercept)
+    )
     out = {
         "pooled": by_coefficients(lambda: repeated(pooled(train, quantile), train.groups)),
         "pooled, group intercepts": by_coefficients(lambda: group_intercepts(train, quantile)),
-        "own α": by_coefficients(
-            lambda: validated(train, quantile, seed, np.zeros(size), but_intercept, own=True)
-        ),
-        "shared α": by_coefficients(lambda: validated(train, quantile, seed, np.zeros(size), but_intercept)),
+        "own α": by_coefficients(lambda: around_zero().own()),
+        "shared α": by_coefficients(lambda: around_zero().shared()),  # without the seconds of the folds
         "shared α around pooled": by_coefficients(
-            lambda: validated(train, quantile, seed, pooled(train, quantile), np.eye(size))
+            lambda: CrossValidated.of(train, quantile, seed, pooled(train, quantile), np.eye(size)).shared()
         ),
         "EM, normal quantile": lambda: em_quantile(train, test, quantile, None),
         "EM, quantile of errors": lambda: em_errors(train, test, quantile, seed, None),
-        "boosting, groups encoded": lambda: boosting(train, test, seed, quantile=quantile),
     }
+    if boosted:
+        out["boosting, groups encoded"] = lambda: boosting(train, test, seed, quantile=quantile)
     if known.shape[1]:
         out |= {
             "pooled, interactions with metadata": lambda: pooled_interactions(split, quantile),
             "EM on metadata, normal quantile": lambda: em_quantile(train, test, quantile, known),
             "EM on metadata, quantile of errors": lambda: em_errors(train, test, quantile, seed, known),
-            "boosting with metadata": lambda: boosting(train, test, seed, quantile=quantile, known=known),
         }
+        if boosted:
+            out["boosting with metadata"] = lambda: boosting(
+                train, test, seed, quantile=quantile, known=known
+            )
     return out
 
 
@@ -74,24 +83,46 @@ def group_intercepts(rows: Rows, quantile: float, rounds: int = 5) -> np.ndarray
     return out
 
 
-def validated(
-    rows: Rows, quantile: float, seed: int, centre: np.ndarray, penalty: np.ndarray, *, own: bool = False
-) -> np.ndarray:
-    """Quantile regressions of all groups, with the α that is best in the folds of all, or of each group."""
-    batch, fold, least = Batch(rows), fold_of(rows, seed), _LEAST * np.eye(len(centre))
-    scores = np.zeros((len(_ALPHAS), rows.groups))
-    for k in range(FOLDS):
-        kept, held = (batch.tiled(one.astype(float)) for one in (fold != k, fold == k))
-        beta = repeated(centre, rows.groups)
-        for place in reversed(range(len(_ALPHAS))):
-            precision = _ALPHAS[place] * penalty + least
-            beta = quantile_regression(batch, kept, quantile, centre, precision, beta, 30, 1e-3)
-            loss = pinball(batch.y - batch.eta(beta), quantile)
-            scores[place] += batch.totals((held * loss).sum(1))
-    best = np.argmin(scores, 0) if own else np.full(rows.groups, int(np.argmin(scores.sum(1))))
-    precision = _ALPHAS[best][:, None, None] * penalty + least
-    start = repeated(centre, rows.groups)
-    return quantile_regression(batch, batch.real * 1.0, quantile, centre, precision, start)
+@dataclasses.dataclass(frozen=True)
+class CrossValidated:
+    """Quantile regressions of all groups around a centre, with the loss of every α in the folds of each."""
+
+    batch: Batch
+    quantile: float
+    centre: np.ndarray
+    penalty: np.ndarray
+    scores: np.ndarray
+
+    @classmethod
+    def of(
+        cls, rows: Rows, quantile: float, seed: int, centre: np.ndarray, penalty: np.ndarray
+    ) -> CrossValidated:
+        """Tries every α in every fold."""
+        batch, fold, least = Batch(rows), fold_of(rows, seed), _LEAST * np.eye(len(centre))
+        scores = np.zeros((len(_ALPHAS), rows.groups))
+        for k in range(FOLDS):
+            kept, held = (batch.tiled(one.astype(float)) for one in (fold != k, fold == k))
+            beta = repeated(centre, rows.groups)
+            for place in reversed(range(len(_ALPHAS))):
+                precision = _ALPHAS[place] * penalty + least
+                beta = quantile_regression(batch, kept, quantile, centre, precision, beta, 30, 1e-3)
+                loss = pinball(batch.y - batch.eta(beta), quantile)
+                scores[place] += batch.totals((held * loss).sum(1))
+        return cls(batch, quantile, centre, penalty, scores)
+
+    def own(self) -> np.ndarray:
+        """Every group with the α that is best in its own folds."""
+        return self._fit(np.argmin(self.scores, 0))
+
+    def shared(self) -> np.ndarray:
+        """All groups with the α that is best in the folds of all."""
+        return self._fit(np.full(self.batch.groups, int(np.argmin(self.scores.sum(1)))))
+
+    def _fit(self, best: np.ndarray) -> np.ndarray:
+        batch, centre = self.batch, self.centre
+        precision = _ALPHAS[best][:, None, None] * self.penalty + _LEAST * np.eye(len(centre))
+        start = repeated(centre, batch.groups)
+        return quantile_regression(batch, batch.real * 1.0, self.quantile, centre, precision, start)
 
 
 def pooled_interactions(split: Split, quantile: float) -> np.ndarray:

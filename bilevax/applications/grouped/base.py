@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import warnings
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ except ImportError as error:
 import bilevax as bx
 from bilevax.applications import interrupted
 from bilevax.applications.grouped import plots
-from bilevax.applications.grouped.blocks import folds_of
+from bilevax.applications.grouped.closed_form import SquaredCrossValidation
 from bilevax.applications.grouped.group_index import GroupIndex, checked
 from bilevax.applications.grouped.learning import (
     Judging,
@@ -39,8 +40,12 @@ from bilevax.applications.grouped.priors import FORMS, Prior
 
 _FULL_SIZE, _FULL_GROUPS = 32, 10  # "auto" is "full" for so many features, and so many groups per feature
 _STORED = 2**26  # the most entries of the variances of all groups
-_JUDGED = 2_000  # groups whose held-out errors make the intervals
+_JUDGED, _JUDGED_ROWS = (
+    (300, 5_000),
+    50_000,
+)  # groups whose held-out errors make the intervals, and their rows
 _QUANTILES = 2_001
+_ENTRIES = 2**26  # of the sums of products of all folds that a prior is learnt from, at most
 _PREDICTED = 2**16  # rows that are predicted together
 _FLOATS = (np.float64, np.float32)  # of X: single precision is not copied
 
@@ -100,7 +105,16 @@ class GroupedModel(BaseEstimator):
         panel = Panel.by_group(X, target, weight, codes, known, self._scaling)
         self._look_at(panel)
         self._prior = self._form(panel)
-        part = panel.some(int(self.prior_groups), seed)
+        most = int(self.prior_groups)
+        if self._loss.quadratic:
+            most = min(most, _most_groups(panel.size, int(self.folds)))
+        part = panel.some(most, seed)
+        if (np.diff(panel.offsets) < 2).all():
+            warnings.warn(
+                "no group has two rows, so that nothing tells how much groups differ: all follow the prior",
+                UserWarning,
+                stacklevel=3,
+            )
         learnt = learn(
             part,
             self._prior,
@@ -113,25 +127,26 @@ class GroupedModel(BaseEstimator):
         )
         self._x = learnt.x
         stored = self._has_intervals() and panel.groups * self._prior.size**2 <= _STORED
-        fits = fit_groups(panel, self._prior, self._loss, self._x, variance=stored)
+        judge = learnt.judge
+        sums = judge.sums.total if part is panel and isinstance(judge, SquaredCrossValidation) else None
+        fits = fit_groups(panel, self._prior, self._loss, self._x, variance=stored, sums=sums)
         self._beta, self.shrinkage_, self._variance = fits.coef, fits.share, fits.variance
         self._errors, self._prior_errors, self._noise = np.zeros(0), np.zeros(0), 1.0
         if self._has_intervals():
-            some = part.part(np.arange(min(part.groups, _JUDGED)))
-            folded = folds_of(some, self.folds, seed)
-            errors, weights = held_out_errors(folded, self._prior, self._loss, self._x)
+            few = int(np.clip(_JUDGED_ROWS * part.groups / len(part.target), *_JUDGED))
+            errors, weights = held_out_errors(judge, self._x, few, seed)
             self._noise = float(np.sqrt(np.average(errors**2, weights=weights)))
             shares = np.linspace(0, 1, _QUANTILES)
             self._errors = _weighted_quantiles(errors, weights, shares)
+            some = part.some(few, seed)
             own = prior_errors(some, self._prior, self._x)
             self._prior_errors = _weighted_quantiles(own, some.weight, shares)
-        self.history_, self.n_iter_ = np.asarray(learnt.history), max(len(learnt.history) - 1, 1)
+        self.history_, self.n_iter_ = np.asarray(learnt.history), max(learnt.steps, 1)
         self.outcome_ = learnt.outcome
         self._publish()
         if learnt.outcome is bx.Outcome.INTERRUPTED:
             interrupted.end_fit(
-                f"{type(self).__name__}.fit was interrupted: the prior is that of "
-                f"{len(learnt.history) - 1} steps",
+                f"{type(self).__name__}.fit was interrupted: the prior is that of {learnt.steps} steps",
                 raises=self.raise_on_interrupt,
             )
         return self
@@ -165,14 +180,32 @@ class GroupedModel(BaseEstimator):
         count = len(X)
         codes = np.full(count, self._default) if groups is None else self._index.codes(groups, count)
         unseen = codes < 0
-        if groups is not None and unseen.any() and self.unseen == "error":
+        if unseen.any() and self.unseen == "error":
+            if groups is None:
+                raise ValueError('groups must be given as unseen="error", got None')
             row = int(np.argmax(unseen))
             raise ValueError(
                 f'groups must be known from the fit as unseen="error", got {list(groups)[row]!r} in row '
                 f"{row}; "
                 'adapt(X, y, groups=…) adds groups, and unseen="prior" predicts them by the prior'
             )
+        if groups is not None and unseen.all():
+            self._warn_of_other_types(checked(groups, count))
         return X, codes
+
+    def _warn_of_other_types(self, groups: Any) -> None:
+        """Groups that were numbers in the fit, and are text now, are all unknown, and no error tells."""
+        known, given = (
+            {"number" if isinstance(one, (int, float, np.number)) else type(one).__name__ for one in some}
+            for some in (self._index.place, groups.tolist() if isinstance(groups, np.ndarray) else groups)
+        )
+        if known and given and not known & given:
+            warnings.warn(
+                f"groups were of type {', '.join(sorted(known))} in the fit, got {', '.join(sorted(given))}: "
+                "none is known, and all rows are predicted by the prior",
+                UserWarning,
+                stacklevel=4,
+            )
 
     def _predictors(self, X: Any, groups: Any, metadata: Any) -> np.ndarray:
         """Linear predictors (n, columns) in the model's units."""
@@ -305,6 +338,15 @@ class _NewGroup:
 
     def __repr__(self) -> str:
         return "<a new group>"
+
+
+def _most_groups(size: int, folds: int) -> int:
+    """From how many groups a prior may be learnt, as every fold has sums of the products of all features."""
+    most = _ENTRIES // ((folds + 1) * (size + 1) ** 2)
+    if most < 2:
+        largest = int((_ENTRIES / (2 * (folds + 1))) ** 0.5) - 2
+        raise ValueError(f"X must have at most {largest:,} features with folds={folds}, got {size - 1:,}")
+    return most
 
 
 def _dense(X: Any) -> np.ndarray:

@@ -33,6 +33,10 @@ class Places:
         """The number of tiles of every block."""
         return -(-self.count // TILE)
 
+    def part(self, blocks: np.ndarray | slice) -> Places:
+        """The places of some blocks."""
+        return Places(self.start[blocks], self.skip[blocks], self.around[blocks], self.count[blocks])
+
     def tiled(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The tiles of some blocks: whose they are (counted within these blocks), the places of their rows,
         and which of these are no padding."""
@@ -69,6 +73,22 @@ class Blocks:
     def count(self) -> int:
         """The number of blocks."""
         return len(self.group)
+
+    def of_groups(self, most: int, seed: int) -> np.ndarray:
+        """The places of all blocks of at most so many groups, drawn at random."""
+        if self.panel.groups <= most:
+            return np.arange(self.count)
+        chosen = np.zeros(self.panel.groups, bool)
+        chosen[np.random.default_rng(seed).permutation(self.panel.groups)[:most]] = True
+        return np.flatnonzero(chosen[self.group])
+
+    def part(self, places: np.ndarray) -> Blocks:
+        """Some blocks, with weights in F that add up to one again."""
+        kept, held = self.kept.part(places), self.held.part(places)
+        reached, first = np.concatenate([[0.0], np.cumsum(self.panel.weight)]), held.start + held.skip
+        share = self.judged[places] * (reached[first + held.count] - reached[first])
+        folds = int(np.searchsorted(places, self.folds))
+        return Blocks(self.panel, self.group[places], kept, held, self.judged[places] / share.sum(), folds)
 
 
 def whole_groups(panel: Panel) -> Blocks:

@@ -181,9 +181,11 @@ class GroupedClassifier(ClassifierMixin, GroupedModel):
         logits = self.decision_function(X, groups, metadata)
         return self.classes_[np.argmax(logits, 1) if logits.ndim == 2 else (logits > 0).astype(int)]
 
-    def score(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> float:
-        """The accuracy of the predictions."""
-        return float(accuracy_score(y, self.predict(X, groups), sample_weight=sample_weight))
+    def score(
+        self, X: Any, y: Any, groups: Any = None, metadata: Any = None, sample_weight: Any = None
+    ) -> float:
+        """The accuracy of the predictions; arguments as in `predict`."""
+        return float(accuracy_score(y, self.predict(X, groups, metadata), sample_weight=sample_weight))
 
     def save(self, path: str | Path) -> None:
         """Writes the model to one .npz file of plain arrays and JSON, with a checksum.

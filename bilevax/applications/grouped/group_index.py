@@ -66,7 +66,12 @@ def checked(groups: Any, count: int) -> list[Any] | np.ndarray:
         out = np.asarray(groups) if not hasattr(groups, "to_numpy") else groups.to_numpy()
         if out.ndim != 1:
             raise ValueError(f"groups must be one-dimensional, got shape {out.shape}")
-        if out.dtype.kind not in "biufU":
+        if out.dtype.kind in "mM":  # as Python has them: nanoseconds would become whole numbers
+            missing = np.isnat(out)
+            if missing.any():
+                raise ValueError(f"groups must not be missing, got NaT in row {int(np.argmax(missing))}")
+            out = out.astype(f"{out.dtype.kind}8[us]").tolist()
+        elif out.dtype.kind not in "biufU":
             out = out.tolist()
     else:
         out = list(groups)
@@ -80,11 +85,17 @@ def checked(groups: Any, count: int) -> list[Any] | np.ndarray:
         distinct = set(out)
     except TypeError as error:
         raise TypeError(f"groups must be hashable, such as numbers, strings or tuples: {error}") from error
-    for one in distinct:
-        if one is None or one != one:
-            row = next(row for row, group in enumerate(out) if group is None or group != group)
-            raise ValueError(f"groups must not be missing, got {out[row]!r} in row {row}")
+    if any(map(is_missing, distinct)):
+        row = next(row for row, group in enumerate(out) if is_missing(group))
+        raise ValueError(f"groups must not be missing, got {out[row]!r} in row {row}")
     return out
+
+
+def is_missing(one: Any) -> bool:
+    """Whether an entry is None, NaN, or what pandas has for these."""
+    return (
+        one is None or type(one).__name__ in ("NAType", "NaTType") or (isinstance(one, float) and one != one)
+    )
 
 
 def as_array(ids: list[Any]) -> np.ndarray:

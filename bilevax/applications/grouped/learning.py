@@ -22,18 +22,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from scipy.optimize import minimize
 
 import bilevax as bx
 from bilevax.applications.grouped.blocks import Blocks, folds_of
+from bilevax.applications.grouped.closed_form import (
+    SquaredCrossValidation,
+    fit_sums,
+    held_out_sums,
+    pooled_sums,
+)
+from bilevax.applications.grouped.descent import Descent, Point
 from bilevax.applications.grouped.losses import Loss
-from bilevax.applications.grouped.newton import CrossValidation, fit_tiles, held_out_tiles, on_device
+from bilevax.applications.grouped.newton import CrossValidation, fit_tiles, held_out_tiles
 from bilevax.applications.grouped.panel import Panel
 from bilevax.applications.grouped.priors import Prior, X
-from bilevax.applications.grouped.start import enough, starts
-from bilevax.applications.grouped.sums import SquaredCrossValidation, fit_sums, held_out_sums
+from bilevax.applications.grouped.start import Parabolas, enough, starts
 
 _START_ROWS = 20_000
+_NONE = -9.0  # added to the logarithm of a strength: none
+_LOOSER = 10  # times the tolerance, on a part of the groups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +49,17 @@ class Learnt:
 
     Attributes:
       x: the prior.
-      history: F after every step, the start included.
+      history: F after every step on all groups, the start included.
+      steps: how many were taken, on a part of the groups and on all.
       outcome: why it ended.
+      judge: F of all groups.
     """
 
     x: X
     history: list[float]
+    steps: int
     outcome: bx.Outcome
+    judge: CrossValidation | SquaredCrossValidation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,103 +128,107 @@ def learn(
       seed: of the folds and of the parts.
       progress: as in `bx.minimize`.
     """
-    mean, curvature = pooled(panel, loss, seed)
-    few = panel.some(enough(prior), seed)
-    judge = cross_validation(judging.blocks(few, seed), prior, loss)
-    candidates = starts(few, prior, loss, mean, curvature)
-    values = [judge.value_and_gradient(one)[0] for one in candidates]
+    whole = cross_validation(judging.blocks(panel, seed), prior, loss)
+    chosen = whole.blocks.of_groups(enough(prior, panel.groups), seed)
+    few = whole.part(chosen) if 2 * len(chosen) <= whole.blocks.count else whole
+    members = np.unique(few.blocks.group)
+    if isinstance(whole, SquaredCrossValidation):
+        mean = pooled_sums(whole.sums.total)
+        parabolas = Parabolas.of_sums(whole.sums.total[members], panel.known[members])
+    else:
+        mean, curvature = pooled(panel, loss, seed)
+        parabolas = Parabolas.of(panel.part(members), loss, mean, curvature)
+    candidates = starts(parabolas, prior, mean)
+    values = [few.value_and_gradient(one)[0] for one in candidates]
     if not np.isfinite(values).any():
         raise ValueError("the loss is not finite at the start: check the target and the loss function")
     x, unit = candidates[int(np.nanargmin(values))], abs(float(np.nanmin(values)))
-    found = Learnt(x, [float(np.nanmin(values))], bx.Outcome.FINISHED)
-    display = bx.make_progress(progress, max_iter)
-    taken = 0
-    with display:
-        for part in [few, panel] if panel.groups > 2 * few.groups else [panel]:
-            if part is not few:
-                judge = cross_validation(judging.blocks(part, seed), prior, loss)
-            found = _descend(
-                Penalised(judge, prior, unit / part.weight.sum()),
-                found.x,
-                prior.bounds(x),
-                max_iter - taken,
-                tol if part is panel else 10 * tol,
-                display,
-                taken,
-            )
-            taken += len(found.history) - 1
-            if found.outcome is bx.Outcome.INTERRUPTED:
-                break
-    return found
+    way = _Way(prior, x, unit / panel.weight.sum(), max_iter, bx.make_progress(progress, max_iter))
+    with way.display:
+        for judge in [few, whole] if few is not whole else [whole]:
+            if not way.interrupted:
+                way.descend(judge, tol if judge is whole else _LOOSER * tol)
+    if not (np.diff(panel.offsets) > 1).any():
+        way.x = way.x | {"scale": way.x["scale"] + _NONE}  # nothing tells how much groups differ
+    outcome = bx.Outcome.INTERRUPTED if way.interrupted else bx.Outcome.FINISHED
+    return Learnt(way.x, way.history, way.steps, outcome, whole)
 
 
-@dataclasses.dataclass(frozen=True)
-class Penalised:
-    """F with a penalty on the prior itself, which keeps that of few groups in place.
+class _Way:
+    """The way of the prior's x down F, with a penalty on the prior itself, which keeps that of few groups in
+    place.
 
-    Attributes:
-      judge: F and ∇F.
+    Args:
       prior: the form of the prior.
+      x: the start.
       weight: of the penalty: that of one row.
+      max_iter: the most steps.
+      display: is told of every step.
     """
 
-    judge: CrossValidation | SquaredCrossValidation
-    prior: Prior
-    weight: float
+    def __init__(self, prior: Prior, x: X, weight: float, max_iter: int, display: Any):
+        self.prior, self.x, self.weight, self.max_iter, self.display = prior, x, weight, max_iter, display
+        self.history: list[float] = []
+        self.steps, self.interrupted, self.began = 0, False, time.monotonic()
+        # A mean moves in units of the deviation between groups: steps are then alike in all variables.
+        deviation = np.sqrt((prior.matrix(x) ** 2).sum(1))[:, None]
+        units = {name: np.ones(np.shape(one)) for name, one in x.items()}
+        units |= {name: units[name] * deviation for name in ("mean", "known") if name in x}
+        self.units = _ravelled(units)[0]
+        ends = prior.bounds(x)
+        low, high = (_ravelled({n: pair[side] for n, pair in ends.items()})[0] for side in (0, 1))
+        self.descent = Descent(low / self.units, high / self.units)
 
-    def value_and_gradient(self, x: X) -> tuple[float, X]:
-        """The sum and its gradient."""
-        value, gradient = self.judge.value_and_gradient(x)
-        extra, slope = _penalty(self.prior, on_device(x))
-        value += self.weight * float(extra)
-        return value, jax.tree.map(lambda a, b: a + self.weight * np.asarray(b, float), gradient, slope)
+    def descend(self, judge: CrossValidation | SquaredCrossValidation, tol: float) -> None:
+        """Goes down F of some blocks, to the best x that is looked at."""
+        flat, unravel = _ravelled(self.x)
+        best: list[Any] = [np.inf, self.x]
 
+        def evaluate(at: np.ndarray) -> tuple[float, np.ndarray]:
+            x = unravel(at * self.units)
+            value, gradient = judge.value_and_gradient(x)
+            extra, slope = self.prior.penalty(x)
+            value += self.weight * extra
+            if value < best[0]:
+                best[:] = value, x
+            return value, (_ravelled(gradient)[0] + self.weight * _ravelled(slope)[0]) * self.units
 
-@functools.partial(jax.jit, static_argnums=0)
-def _penalty(prior: Prior, x: X) -> tuple[Array, X]:
-    return jax.value_and_grad(prior.penalty)(x)
+        def after_step(here: Point) -> None:
+            self.history.append(here.value)
+            self.steps += 1
+            speed = self.steps / max(time.monotonic() - self.began, 1e-9)
+            self.display.update(self.steps, speed, {"F": here.value})
 
-
-def _descend(
-    objective: Penalised, x: X, ends: Any, max_iter: int, tol: float, display: Any, taken: int
-) -> Learnt:
-    """L-BFGS from x on; the best x that was looked at."""
-    flat, unravel = _ravelled(x)
-    bounds = np.stack([_ravelled({n: pair[side] for n, pair in ends.items()})[0] for side in (0, 1)], 1)
-    first = objective.value_and_gradient(x)[0]
-    size = abs(first) or 1.0  # L-BFGS measures decreases against one
-    history, best, began = [first], [(first, flat)], time.monotonic()
-
-    def scaled(at: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = objective.value_and_gradient(unravel(at))
-        slope = _ravelled(gradient)[0]
-        if not (np.isfinite(value) and np.isfinite(slope).all()):
-            return 1e30, np.zeros_like(at)  # the line search comes back from here
-        if value < best[0][0]:
-            best[0] = (value, at.copy())
-        return value / size, slope / size
-
-    def after_step(intermediate_result: Any) -> None:
-        history.append(size * float(intermediate_result.fun))
-        steps = len(history) - 1
-        display.update(taken + steps, steps / max(time.monotonic() - began, 1e-9), {"F": history[-1]})
-
-    outcome = bx.Outcome.FINISHED
-    options = {"maxiter": max_iter, "ftol": tol, "gtol": 1e-7, "maxcor": 20}
-    try:
-        if max_iter > 0:
-            minimize(
-                scaled, flat, jac=True, method="L-BFGS-B", bounds=bounds, options=options, callback=after_step
+        try:
+            start = Point(flat / self.units, *evaluate(flat / self.units))
+            self.history = [start.value]
+            self.descent.run(
+                evaluate,
+                start,
+                most=self.max_iter - self.steps,
+                tol=tol * abs(start.value),
+                after_step=after_step,
             )
-    except KeyboardInterrupt:
-        outcome = bx.Outcome.INTERRUPTED
-    return Learnt(unravel(best[0][1]), history, outcome)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        self.x = best[1]
 
 
-def fit_groups(panel: Panel, prior: Prior, loss: Loss, x: X, *, variance: bool = False) -> Fits:
-    """The coefficients of all groups of a panel at a given prior, on all their rows."""
+def fit_groups(
+    panel: Panel, prior: Prior, loss: Loss, x: X, *, variance: bool = False, sums: np.ndarray | None = None
+) -> Fits:
+    """The coefficients of all groups of a panel at a given prior, on all their rows.
+
+    Args:
+      panel: the rows.
+      prior: the form of the prior.
+      loss: of a row.
+      x: the prior.
+      variance: whether the groups' variances are wanted.
+      sums: of all rows of every group, for the squared loss; left out, they are made.
+    """
     if loss.quadratic:
-        fits = Fits(*fit_sums(panel, prior, x, variance=variance))
+        fits = Fits(*fit_sums(panel, prior, x, variance=variance, sums=sums))
     else:
         fits = Fits(*fit_tiles(panel, prior, loss, x, variance=variance))
     if not np.isfinite(fits.coef).all():
@@ -223,20 +238,26 @@ def fit_groups(panel: Panel, prior: Prior, loss: Loss, x: X, *, variance: bool =
     return fits
 
 
-def held_out_errors(blocks: Blocks, prior: Prior, loss: Loss, x: X) -> tuple[np.ndarray, np.ndarray]:
-    """Errors of held-out rows in units of how uncertain their predictors are, and the rows' weights."""
-    return held_out_sums(blocks, prior, x) if loss.quadratic else held_out_tiles(blocks, prior, loss, x)
+def held_out_errors(
+    judge: CrossValidation | SquaredCrossValidation, x: X, groups: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Errors of held-out rows in units of how uncertain their predictors are, and the rows' weights, from the
+    folds of at most so many groups."""
+    places = judge.blocks.of_groups(groups, seed)
+    places = places[places < judge.blocks.folds]
+    blocks = dataclasses.replace(judge.blocks.part(places), judged=np.ones(len(places)))  # rows count alike
+    if isinstance(judge, SquaredCrossValidation):
+        return held_out_sums(blocks, judge.prior, x, judge.sums.kept[places])
+    return held_out_tiles(blocks, judge.prior, judge.loss, x)
 
 
 def pooled(panel: Panel, loss: Loss, seed: int) -> tuple[np.ndarray, float]:
-    """One model for rows of all groups (at most 20,000): its coefficients, and the curvature of a row."""
+    """One model for rows of all groups (at most 20,000): its coefficients, and the curvature of a row; for
+    losses that are no parabola."""
     chosen = np.sort(
         np.random.default_rng(seed).choice(len(panel.target), min(len(panel.target), _START_ROWS), False)
     )
     rows, target, weight = panel.at(chosen), panel.target[chosen], panel.weight[chosen]
-    if loss.quadratic:
-        root = np.sqrt(weight)
-        return np.linalg.lstsq(rows * root[:, None], target * root, rcond=None)[0][:, None], 1.0
     part = Panel(rows, target, weight, np.array([0, len(chosen)]), np.zeros((1, 0)))
     prior = Prior("ridge", rows.shape[1], loss.columns)
     coef = fit_groups(part, prior, loss, prior.start(np.zeros((prior.size, loss.columns)), 10.0)).coef[0]

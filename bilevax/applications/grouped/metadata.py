@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from bilevax.applications.grouped.group_index import is_missing
+
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
@@ -24,11 +26,9 @@ class Encoder:
         """An encoder made for the groups of a fit."""
         columns = []
         for name, values in _columns(table, groups, "fit").items():
+            _require_values(name, values, groups)
             if _numeric(values):
                 numbers = np.asarray(values, float)
-                if not np.isfinite(numbers).all():
-                    group = groups[int(np.argmin(np.isfinite(numbers)))]
-                    raise ValueError(f"metadata must be finite, got {name!r} of group {group!r} missing")
                 deviation = float(numbers.std())
                 columns.append((name, "number", [float(numbers.mean()), deviation if deviation > 0 else 1.0]))
             else:
@@ -51,7 +51,11 @@ class Encoder:
         for name, kind, known in self.columns:
             if name not in values:
                 raise ValueError(f"metadata must have the column {name!r} of the fit, got {list(values)}")
+            _require_values(name, values[name], [groups[place] for place in have])
             if kind == "number":
+                if not _numeric(values[name]):
+                    wrong = next(one for one in values[name] if not _numeric([one]))
+                    raise ValueError(f"metadata must have numbers as {name!r}, as in the fit, got {wrong!r}")
                 out[have, first] = (np.asarray(values[name], float) - known[0]) / known[1]
                 first += 1
                 continue
@@ -87,6 +91,15 @@ def _columns(table: Any, groups: list[Any], use: str) -> dict[Any, list[Any]]:
     if len({len(row) for row in rows}) > 1:
         raise ValueError("metadata must have equally many entries for every group")
     return {number: list(column) for number, column in enumerate(zip(*rows, strict=True))}
+
+
+def _require_values(name: Any, values: list[Any], groups: list[Any]) -> None:
+    for value, group in zip(values, groups, strict=True):
+        infinite = isinstance(value, (float, np.floating)) and not np.isfinite(value)
+        if is_missing(value) or infinite:
+            raise ValueError(
+                f"metadata must be there and finite, got {value!r} as {name!r} of group {group!r}"
+            )
 
 
 def _numeric(values: list[Any]) -> bool:

@@ -22,7 +22,8 @@ from bilevax.applications.grouped.small_systems import solve
 from bilevax.applications.grouped.tiles import chunks
 
 _NEWTON_STEPS = 50
-_SHORTENED = (1.0, 0.3, 0.1, 0.03, 0.01, 0.001)
+_SHORTENED = (0.3, 0.1, 0.03, 0.01, 0.001)
+_GAIN = 0.2  # of the expected decrease: the least that a whole step must have
 
 
 class CrossValidation:
@@ -35,10 +36,14 @@ class CrossValidation:
     """
 
     def __init__(self, blocks: Blocks, prior: Prior, loss: Loss):
-        self.prior, self.loss = prior, loss
+        self.blocks, self.prior, self.loss = blocks, prior, loss
         self.chunks = list(chunks(blocks))
         shape = (prior.width, prior.columns)
         self.w = [jnp.zeros((len(chunk.data["known"]), *shape)) for chunk in self.chunks]
+
+    def part(self, places: np.ndarray) -> CrossValidation:
+        """F of some blocks."""
+        return CrossValidation(self.blocks.part(places), self.prior, self.loss)
 
     def value_and_gradient(self, x: X) -> tuple[float, X]:
         """F(x) and ∇F(x)."""
@@ -79,17 +84,21 @@ def held_out_tiles(blocks: Blocks, prior: Prior, loss: Loss, x: X) -> tuple[np.n
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _judge(prior: Prior, loss: Loss, x: X, data: dict[str, Array], w0: Array) -> tuple[Array, X, Array]:
-    """The sum of f over some blocks, its gradient in x, and the lower solutions."""
+    """The sum of f over some blocks, its gradient in x, and the lower solutions.
+
+    The value is that of the scalar too: if w is a little off, f is wrong by ⟨v, ∇_w g⟩ to first order.
+    """
     w, hessian = _solve(prior, loss, x, data, w0)
-    total, slope = jax.value_and_grad(lambda w: _upper(prior, loss, x, w, data))(w)
+    slope = jax.grad(lambda w: _upper(prior, loss, x, w, data))(w)
     v = solve(hessian, slope.reshape(*hessian.shape[:2], 1)).reshape(w.shape)
 
     def scalar(x: X) -> Array:
         by_w = jax.grad(lambda w: _lower(prior, loss, x, w, data))(w)
         return _upper(prior, loss, x, w, data) - jnp.vdot(v, by_w)
 
+    total, gradient = jax.value_and_grad(scalar)(x)
     solved = jnp.all(jnp.isfinite(w), (1, 2), keepdims=True)
-    return total, jax.grad(scalar)(x), jnp.where(solved, w, w0)  # the next steps start here
+    return total, gradient, jnp.where(solved, w, w0)  # the next steps start here
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 4))
@@ -160,7 +169,8 @@ def _solve(prior: Prior, loss: Loss, x: X, data: dict[str, Array], w0: Array) ->
         losses = _weighted(loss, base + rows @ w[owner], data["t"], weight)
         return by_block(jnp.sum(losses, 1)) + 0.5 * jnp.sum(w**2, (1, 2))
 
-    def direction(w: Array, bend: Any = bend) -> tuple[Array, Array]:
+    def direction(w: Array, bend: Any = bend) -> tuple[Array, Array, Array]:
+        """A step, by how much it lowers the parabola with the same gradient, and the Hessian."""
         eta = base + rows @ w[owner]
         real = weight[..., None] > 0
         first = jnp.where(real, weight[..., None] * slope(eta, data["t"]), 0.0)
@@ -171,31 +181,44 @@ def _solve(prior: Prior, loss: Loss, x: X, data: dict[str, Array], w0: Array) ->
         else:
             tiles = jnp.einsum("ble,blcd,blf->becfd", rows, second, rows).reshape(-1, size, size)
         hessian = by_block(tiles) + jnp.eye(size, dtype=tiles.dtype)
-        return solve(hessian, gradient.reshape(-1, size, 1)).reshape(w.shape), hessian
+        step = solve(hessian, gradient.reshape(-1, size, 1)).reshape(w.shape)
+        return step, 0.5 * jnp.sum(step * gradient, (1, 2)), hessian
 
     if loss.quadratic:
-        step, hessian = direction(w0)
+        step, _, hessian = direction(w0)
         return w0 - step, hessian
-    enough = 1e-3 if w0.dtype == jnp.float32 else 1e-6
-    lengths = jnp.asarray([*_SHORTENED, 0.0], w0.dtype)
+    enough, rounding = (1e-2, 1e-6) if w0.dtype == jnp.float32 else (1e-6, 1e-14)
+    lengths = jnp.asarray([1.0, *_SHORTENED, 0.0], w0.dtype)
 
-    def unfinished(carry: tuple[Array, Array, Array]) -> Array:
-        return carry[2] & (carry[1] < _NEWTON_STEPS)
+    def unfinished(carry: tuple[Array, Array, Array, Array]) -> Array:
+        return carry[3] & (carry[2] < _NEWTON_STEPS)
 
-    def newton(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        w, count, _ = carry
-        step, _ = direction(w)
-        tried = jax.lax.map(lambda length: value(w - length * step), lengths)
-        tried = jnp.where(jnp.isfinite(tried), tried, jnp.inf)
-        moved = lengths[jnp.argmin(tried, 0)][:, None, None] * step
-        if above is not None:
-            sure, _ = direction(w, lambda eta, target: above(eta, target)[..., None, None])
-            moved = jnp.where((value(w - sure) < jnp.min(tried, 0))[:, None, None], sure, moved)
+    def newton(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        w, now, count, _ = carry
+        step, gain, _ = direction(w)
+        then = value(w - step)
+
+        def search() -> tuple[Array, Array]:
+            tried = jax.lax.map(lambda length: value(w - length * step), lengths[1:])
+            tried = jnp.concatenate([then[None], tried])
+            tried = jnp.where(jnp.isfinite(tried), tried, jnp.inf)
+            moved, best = lengths[jnp.argmin(tried, 0)][:, None, None] * step, jnp.min(tried, 0)
+            if above is None:
+                return moved, best
+            sure = direction(w, lambda eta, target: above(eta, target)[..., None, None])[0]
+            below = value(w - sure)
+            lower = below < best
+            return jnp.where(lower[:, None, None], sure, moved), jnp.where(lower, below, best)
+
+        # Most whole steps go down as far as they should: shorter ones are looked at if one does not.
+        fine = then <= now - _GAIN * gain + rounding * (1 + jnp.abs(now))
+        moved, now = jax.lax.cond(jnp.all(fine), lambda: (step, then), search)
         left = jnp.max(jnp.abs(moved), (1, 2)) > enough * (1 + jnp.max(jnp.abs(w), (1, 2)))
-        return w - moved, count + 1, jnp.any(left)
+        return w - moved, now, count + 1, jnp.any(left)
 
-    w = jax.lax.while_loop(unfinished, newton, (w0, jnp.zeros((), jnp.int32), jnp.ones((), bool)))[0]
-    return w, direction(w)[1]
+    none = jnp.zeros((), jnp.int32)
+    w = jax.lax.while_loop(unfinished, newton, (w0, value(w0), none, jnp.ones((), bool)))[0]
+    return w, direction(w)[2]
 
 
 def on_device(x: X) -> X:

@@ -15,10 +15,8 @@ problem is well-conditioned whatever S is, and S may go to zero where groups do 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -105,22 +103,26 @@ class Prior:
         return strengths * matrix
 
     def matrix(self, x: X) -> np.ndarray:
-        """S as numbers."""
-        return np.asarray(_compiled_spread(self, x), float)
+        """S as numbers, without a program to compile."""
+        d, scale = self.size, np.asarray(x["scale"], float)
+        if self.form == "ridge":
+            scale = np.repeat(scale, [1, d - 1])
+        matrix = np.eye(d)
+        if self.form == "full":
+            matrix[np.tril_indices(d, -1)] = x["mix"]
+        if self.form == "low_rank":
+            matrix = np.concatenate([matrix, np.asarray(x["mix"], float)], 1)
+        return np.exp(scale)[:, None] * matrix
 
     def mean(self, x: X, known: Array) -> Array:
         """μ of a group with this metadata, (d, columns)."""
         return x["mean"] + jnp.tensordot(known, x["known"], 1) if self.known else x["mean"]
 
-    def penalty(self, x: X) -> Array:
-        """Half the sum of squares of what is zero if features are alike and metadata says nothing."""
-        own = x["scale"][1:]
-        total = jnp.sum(x["mean"][1:] ** 2) + jnp.sum((own - jnp.mean(own)) ** 2)
-        for name in ("mix", "known"):
-            total += jnp.sum(x[name] ** 2) if name in x else 0.0
-        return 0.5 * total
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _compiled_spread(prior: Prior, x: X) -> Array:
-    return prior.spread(x)
+    def penalty(self, x: X) -> tuple[float, X]:
+        """Half the sum of squares of what is zero if features are alike and metadata says nothing, and its
+        gradient."""
+        slope = {name: np.array(one, float) for name, one in x.items()}
+        slope["mean"][0] = slope["scale"][0] = 0.0
+        own = slope["scale"][1:]
+        own -= own.mean() if own.size else 0.0
+        return 0.5 * sum(float(np.sum(one**2)) for one in slope.values()), slope

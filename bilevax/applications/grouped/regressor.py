@@ -17,6 +17,7 @@ from bilevax.applications.grouped.losses import REGRESSION, Loss, regression_los
 from bilevax.applications.grouped.panel import Panel
 
 _SPREAD_GROUPS = 2_000  # that the spread within groups is measured on, at most
+_ENTRIES = 2**22  # of the variances that are looked at together
 _ROUNDED = 0.1  # of the spread within groups: where the corner of the quantile loss is rounded off
 
 
@@ -205,10 +206,13 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
             raise ValueError("predict_interval needs a variance per group, too many to be stored here")
         eta = self._predictors(X, groups, metadata)
         X, codes = self._checked_groups(X, groups)
-        rows = self._scaling.rows(X)
-        spread = self._prior.matrix(self._x)
-        own = np.einsum("nd,nde,ne->n", rows, self._variance[np.maximum(codes, 0)], rows)
-        size = np.sqrt(1 + np.where(codes < 0, ((rows @ spread) ** 2).sum(1), own))
+        spread, size = self._prior.matrix(self._x), np.empty(len(X))
+        step = max(_ENTRIES // self._prior.size**2, 1)
+        for first in range(0, len(X), step):  # every row has a matrix of its own
+            part = slice(first, first + step)
+            rows, code = self._scaling.rows(X[part]), codes[part]
+            own = np.einsum("nd,nde,ne->n", rows, self._variance[np.maximum(code, 0)], rows)
+            size[part] = np.sqrt(1 + np.where(code < 0, ((rows @ spread) ** 2).sum(1), own))
         places = np.linspace(0, 1, len(self._errors))
         lower, upper = (
             self._response(
@@ -224,9 +228,11 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
         )
         return lower, upper
 
-    def score(self, X: Any, y: Any, groups: Any = None, sample_weight: Any = None) -> float:
-        """R² of the predictions."""
-        return float(r2_score(y, self.predict(X, groups), sample_weight=sample_weight))
+    def score(
+        self, X: Any, y: Any, groups: Any = None, metadata: Any = None, sample_weight: Any = None
+    ) -> float:
+        """R² of the predictions; arguments as in `predict`."""
+        return float(r2_score(y, self.predict(X, groups, metadata), sample_weight=sample_weight))
 
     def save(self, path: str | Path) -> None:
         """Writes the model to one .npz file of plain arrays and JSON, with a checksum.

@@ -44,6 +44,7 @@ def save(model: Any, path: str | Path) -> None:
         "metadata": None if model._encoder is None else [list(one) for one in model._encoder.columns],
         "target": [scaling.target_shift, scaling.target_scale],
         "noise": model._noise,
+        "steps": int(model.n_iter_),
         "size": getattr(model, "_size", 1.0),
         "outcome": str(model.outcome_),
         "features": [str(one) for one in getattr(model, "feature_names_in_", [])],
@@ -61,7 +62,10 @@ def save(model: Any, path: str | Path) -> None:
         arrays["variance"] = model._variance
     if classes is not None:
         if classes.dtype.kind == "O":
-            classes = np.asarray([str(one) for one in classes])
+            wrong = [one for one in classes if not isinstance(one, str)]
+            if wrong:
+                raise TypeError(f"classes must be numbers or strings to be saved, got {wrong[0]!r}")
+            classes = np.asarray(classes.tolist())
         arrays["classes"] = classes
     save_arrays(path, note, arrays)
 
@@ -115,7 +119,7 @@ def _restored(kind: type[Any], note: dict[str, Any], arrays: dict[str, np.ndarra
     model._encoder = (
         None if columns is None else Encoder([(name, one, known) for name, one, known in columns])
     )
-    model.history_, model.n_iter_ = arrays["history"], max(len(arrays["history"]) - 1, 1)
+    model.history_, model.n_iter_ = arrays["history"], int(note["steps"])
     model.outcome_, model.n_features_in_ = bx.Outcome(note["outcome"]), prior.size - 1
     if note["features"]:
         model.feature_names_in_ = np.asarray(note["features"], object)

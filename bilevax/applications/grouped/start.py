@@ -7,6 +7,7 @@ the coefficients of groups vary; L-BFGS on F itself has little left to do from t
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -14,28 +15,65 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bilevax.applications.grouped.blocks import whole_groups
 from bilevax.applications.grouped.losses import Loss
 from bilevax.applications.grouped.panel import Panel
 from bilevax.applications.grouped.priors import Prior, X
-from bilevax.applications.grouped.sums import block_sums
+from bilevax.applications.grouped.sums import group_sums
 
-_FEWEST, _PER_FEATURE = 1_000, 200  # groups that learning starts with, at most
-_ROWS = 20_000  # of the pooled model
+_FEWEST, _PER_FEATURE, _SHARE = 300, 100, 4  # groups that learning starts with, and their share of all
 _STEPS = 30
 _ENOUGH = 1e-2  # the relative change of the covariance at which steps end
 _FLOOR = 1e-4  # of the mean variance
 
 
-def enough(prior: Prior) -> int:
+def enough(prior: Prior, groups: int) -> int:
     """The number of groups to start with: more where the prior has more entries."""
-    return max(_FEWEST, _PER_FEATURE * prior.size)
+    return int(np.clip(groups // _SHARE, _FEWEST, max(_FEWEST, _PER_FEATURE * prior.size)))
 
 
-def starts(panel: Panel, prior: Prior, loss: Loss, pooled: np.ndarray, curvature: float) -> list[X]:
+@dataclasses.dataclass(frozen=True)
+class Parabolas:
+    """The rows of groups with the targets that they would have if the loss were a parabola, as sums.
+
+    Attributes:
+      A: (m, d, d), Σ a r rᵀ.
+      b: (m, d, C), Σ a r t.
+      square: Σ a t² of all rows and columns.
+      weight: Σ a of all rows.
+      known: (m, p), the metadata of the groups.
+      curvature: that of the parabola.
+    """
+
+    A: np.ndarray
+    b: np.ndarray
+    square: float
+    weight: float
+    known: np.ndarray
+    curvature: float
+
+    @classmethod
+    def of(cls, panel: Panel, loss: Loss, pooled: np.ndarray, curvature: float) -> Parabolas:
+        """Those of a panel at a pooled model."""
+        rows, starts, d = panel.all(), panel.offsets[:-1], panel.size
+        eta = rows @ pooled
+        slope = np.asarray(_slopes(loss, jnp.asarray(eta), jnp.asarray(panel.target)), float)
+        targets = eta - slope / curvature
+        weighted = panel.weight[:, None] * targets
+        b = [np.add.reduceat(rows * one[:, None], starts, 0) for one in weighted.T]
+        square, weight = float((weighted * targets).sum()), float(panel.weight.sum())
+        return cls(group_sums(panel)[:, :d, :d], np.stack(b, -1), square, weight, panel.known, curvature)
+
+    @classmethod
+    def of_sums(cls, sums: np.ndarray, known: np.ndarray) -> Parabolas:
+        """Those of the squared loss, from sums of (r, t)(r, t)ᵀ, (m, d + 1, d + 1)."""
+        A, b = sums[:, :-1, :-1], sums[:, :-1, -1:]
+        return cls(A, b, float(sums[:, -1, -1].sum()), float(sums[:, 0, 0].sum()), known, 1.0)
+
+
+def starts(parabolas: Parabolas, prior: Prior, pooled: np.ndarray) -> list[X]:
     """Priors to choose from: that of the random-effects model, with some strengths; and plain ones."""
-    plain = [prior.start(pooled, one / curvature**0.5) for one in (0.03, 0.3)]
-    found = random_effects(panel, prior, loss, pooled, curvature)
+    plain = [prior.start(pooled, one / parabolas.curvature**0.5) for one in (0.03, 0.3)]
+    found = random_effects(parabolas, prior, pooled)
     if found is None:
         return plain
     mean, known, covariance = found
@@ -43,28 +81,18 @@ def starts(panel: Panel, prior: Prior, loss: Loss, pooled: np.ndarray, curvature
 
 
 def random_effects(
-    panel: Panel, prior: Prior, loss: Loss, pooled: np.ndarray, curvature: float
+    parabolas: Parabolas, prior: Prior, pooled: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """Mean (d, C), coefficients of metadata (p, d, C) and S Sᵀ (d, d), by EM; None if it fails."""
-    rows, d, columns = panel.all(), prior.size, prior.columns
-    if loss.quadratic:
-        targets = panel.target[:, None]
-    else:
-        eta = rows @ pooled
-        slope = np.asarray(_slopes(loss, jnp.asarray(eta), jnp.asarray(panel.target)), float)
-        targets = eta - slope / curvature
-    whole, every = whole_groups(panel), np.arange(panel.groups)
-    A = block_sums(panel, whole.kept, every)[:, :d, :d]
-    starts = panel.offsets[:-1]
-    b = np.stack([np.add.reduceat(rows * (panel.weight * one)[:, None], starts, 0) for one in targets.T], -1)
-    square = (panel.weight @ targets**2).sum()
-    weight = panel.weight.sum() * columns
-    noise = max(square / weight - (pooled * b.sum(0)).sum() / weight, 1e-3 * square / weight, 1e-12)
+    A, b, square, groups = parabolas.A, parabolas.b, parabolas.square, len(parabolas.A)
+    d, columns = prior.size, prior.columns
+    weight = parabolas.weight * columns
+    noise = max((square - (pooled * b.sum(0)).sum()) / weight, 1e-3 * square / weight, 1e-12)
     # What is known of groups, and a one: the mean is a linear function of it, drawn a little towards zero.
-    table = np.concatenate([np.ones((panel.groups, 1)), panel.known], 1)
+    table = np.concatenate([np.ones((groups, 1)), parabolas.known], 1)
     draw = np.diag([0.0] + [1.0] * prior.known)
     fit = np.linalg.solve(table.T @ table + draw, table.T)
-    mean = np.broadcast_to(pooled, (panel.groups, d, columns))
+    mean = np.broadcast_to(pooled, (groups, d, columns))
     slopes = np.zeros((1 + prior.known, d, columns))
     slopes[0] = pooled
     covariance = noise * np.eye(d) * 0.1
@@ -74,11 +102,11 @@ def random_effects(
         beta = V @ (b / noise + precision @ mean)
         slopes = np.tensordot(fit, beta, 1)
         mean = np.tensordot(table, slopes, 1)
-        off = beta - mean
-        spread = V.mean(0) + np.einsum("mdc,mec->de", off, off) / (panel.groups * columns)
+        off = (beta - mean).transpose(1, 0, 2).reshape(d, -1)
+        spread = V.mean(0) + off @ off.T / (groups * columns)
         # As if d more groups had varied alike in all coefficients: few groups do not tell all correlations.
         alike = np.trace(spread) / d * np.eye(d)
-        before, covariance = covariance, (panel.groups * spread + d * alike) / (panel.groups + d)
+        before, covariance = covariance, (groups * spread + d * alike) / (groups + d)
         fitted = (beta * (A @ beta - 2 * b)).sum() + columns * (A * V).sum()
         noise = max(float(square + fitted) / weight, 1e-6 * square / weight, 1e-12)
         if not (np.isfinite(covariance).all() and np.isfinite(noise)):
@@ -86,7 +114,7 @@ def random_effects(
         if np.abs(covariance - before).max() <= _ENOUGH * np.abs(covariance).max():
             break
     covariance += _FLOOR * np.trace(covariance) / d * np.eye(d)
-    return slopes[0], slopes[1:], covariance / (noise * curvature)
+    return slopes[0], slopes[1:], covariance / (noise * parabolas.curvature)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -17,7 +17,7 @@ import numpy as np
 from bilevax.applications.grouped.blocks import Blocks, Places
 from bilevax.applications.grouped.panel import Panel
 
-_MOST = 2**12  # tiles and blocks of a chunk
+_MOST, _ENTRIES = 2**12, 2**23  # tiles and blocks of a chunk, and entries of their matrices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,8 @@ def chunks(blocks: Blocks) -> Iterator[Chunk]:
     """The blocks in chunks of one shape, so that one program is compiled."""
     panel, kept, held = blocks.panel, blocks.kept, blocks.held
     tiles, of_held = kept.tiles, held.tiles
-    bounds = _boundaries(tiles, of_held)
+    most = min(_MOST, max(_ENTRIES // panel.size**2, 1))
+    bounds = _boundaries(most, tiles, of_held)
     spans = [np.arange(first, after) for first, after in itertools.pairwise(bounds)]
     sizes = [power_of_two(max(int(count[span].sum()) for span in spans)) for count in (tiles, of_held)]
     blocks_of_all = power_of_two(max(map(len, spans)))
@@ -58,14 +59,14 @@ def power_of_two(count: int) -> int:
     return 1 << max(count - 1, 0).bit_length()
 
 
-def _boundaries(*tiles: np.ndarray) -> list[int]:
-    """Where chunks begin and end: at most `_MOST` tiles of a kind, and blocks, unless one block has more."""
+def _boundaries(most: int, *tiles: np.ndarray) -> list[int]:
+    """Where chunks begin and end: at most so many tiles of a kind, and blocks, unless one block has more."""
     bounds, count = [0], len(tiles[0])
     ends = [np.concatenate([[0], np.cumsum(one)]) for one in tiles]
     while bounds[-1] < count:
         first = bounds[-1]
-        after = min(int(np.searchsorted(one, one[first] + _MOST, "right")) - 1 for one in ends)
-        bounds.append(min(max(after, first + 1), first + _MOST, count))
+        after = min(int(np.searchsorted(one, one[first] + most, "right")) - 1 for one in ends)
+        bounds.append(min(max(after, first + 1), first + most, count))
     return bounds
 
 

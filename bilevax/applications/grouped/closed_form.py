@@ -1,0 +1,174 @@
+r"""F, ∇F and the fits of groups for the squared loss, in closed form from sums of squares.
+
+A block's rows enter through K = Σ a r rᵀ and k = Σ a r t of the rows it is fitted to and H, h and c = Σ a t²
+of those it is judged on. With the precision P = (S Sᵀ)⁻¹ of the prior,
+
+.. math::
+    \beta &= (K + P)^{-1} (k + P \mu), \qquad f = \tfrac12 \beta^\top H \beta - h^\top \beta + \tfrac12 c \\
+    q &= (K + P)^{-1} (H \beta - h), \qquad
+    \partial f / \partial \mu = P q, \qquad \partial f / \partial P = q (\mu - \beta)^\top
+
+So an evaluation of F takes an inverse per block, whatever its rows. All is in double precision: f is
+a difference of sums.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from bilevax.applications.grouped.blocks import Blocks
+from bilevax.applications.grouped.panel import Panel
+from bilevax.applications.grouped.priors import Prior, X
+from bilevax.applications.grouped.sums import BlockSums, group_sums
+from bilevax.applications.grouped.tiles import power_of_two
+
+_MOST, _ENTRIES = 2**11, 2**23  # blocks of a chunk, and entries of their matrices
+
+
+class SquaredCrossValidation:
+    """F and ∇F over blocks, as `CrossValidation` has them for any loss.
+
+    Args:
+      blocks: the blocks.
+      prior: the form of the prior.
+      sums: those of the blocks; left out, they are made.
+    """
+
+    def __init__(self, blocks: Blocks, prior: Prior, sums: BlockSums | None = None):
+        self.blocks, self.prior, self.chunks = blocks, prior, []
+        self.sums = BlockSums.of(blocks) if sums is None else sums
+        size = _at_once(blocks.count, prior.size)
+        with jax.enable_x64(True):
+            for first in range(0, blocks.count, size):
+                part = slice(first, first + size)
+                held = self.sums.held[part] * blocks.judged[part, None, None]
+                arrays = (self.sums.kept[part], held, blocks.panel.known[blocks.group[part]])
+                self.chunks.append(tuple(jnp.asarray(_padded(one, size)) for one in arrays))
+
+    def part(self, places: np.ndarray) -> SquaredCrossValidation:
+        """F of some blocks."""
+        sums = BlockSums(self.sums.kept[places], self.sums.held[places], self.sums.total)
+        return SquaredCrossValidation(self.blocks.part(places), self.prior, sums)
+
+    def value_and_gradient(self, x: X) -> tuple[float, X]:
+        """F(x) and ∇F(x)."""
+        with jax.enable_x64(True):
+            x = {name: jnp.asarray(one, float) for name, one in x.items()}
+            found = [_judge(self.prior, x, *chunk) for chunk in self.chunks]
+            value, gradient = jax.tree.map(lambda *parts: sum(map(np.asarray, parts)), *found)
+        return float(value), gradient
+
+
+def fit_sums(
+    panel: Panel, prior: Prior, x: X, *, variance: bool, sums: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Coefficients (m, d, 1), shares and (m, d, d) variances of all groups, on all their rows, whose `sums`
+    may be known."""
+    d = prior.size
+    coef, share = np.zeros((panel.groups, d, 1)), np.zeros(panel.groups)
+    spreads = np.zeros((panel.groups, d, d)) if variance else None
+    size = _at_once(panel.groups, d)
+    with jax.enable_x64(True):
+        x = {name: jnp.asarray(one, float) for name, one in x.items()}
+        for first in range(0, panel.groups, size):
+            part = slice(first, min(first + size, panel.groups))
+            own = group_sums(panel.part(np.arange(part.start, part.stop))) if sums is None else sums[part]
+            both = (jnp.asarray(_padded(one, size)) for one in (own, panel.known[part]))
+            found = _fit(prior, x, *both, variance)
+            count = len(own)
+            coef[part, :, 0], share[part] = (np.asarray(one)[:count] for one in found[:2])
+            if spreads is not None:
+                spreads[part] = np.asarray(found[2])[:count]
+    return coef, share, spreads
+
+
+def pooled_sums(total: np.ndarray) -> np.ndarray:
+    """One model for all rows, (d, 1), from the sums of all groups; a constant feature has none of it."""
+    both = total.sum(0)
+    return np.linalg.lstsq(both[:-1, :-1], both[:-1, -1:], rcond=None)[0]
+
+
+def held_out_sums(blocks: Blocks, prior: Prior, x: X, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Errors of held-out rows in units of how uncertain their predictors are, and the rows' weights,
+    from the sums of the rows that blocks are fitted to."""
+    panel, d, spread = blocks.panel, prior.size, prior.matrix(x)
+    precision = np.linalg.inv(spread @ spread.T)
+    mean = np.broadcast_to(np.asarray(x["mean"])[:, 0], (blocks.count, d))
+    if prior.known:
+        mean = mean + np.tensordot(panel.known[blocks.group], np.asarray(x["known"])[..., 0], 1)
+    variance = np.linalg.inv(kept[:, :d, :d] + precision)
+    beta = np.einsum("bde,be->bd", variance, kept[:, :d, d] + mean @ precision)
+    owner, place, real = blocks.held.tiled(np.arange(blocks.count))
+    rows = panel.at(place)
+    error = panel.target[place] - np.einsum("tld,td->tl", rows, beta[owner])
+    size = np.sqrt(1 + np.einsum("tld,tld->tl", rows @ variance[owner], rows))
+    return (error / size)[real], (panel.weight[place] * blocks.judged[owner, None])[real]
+
+
+def _at_once(count: int, size: int) -> int:
+    """Blocks of a chunk: a power of two, so that few programs are compiled."""
+    return min(_MOST, power_of_two(count), max(power_of_two(_ENTRIES // (size + 1) ** 2) // 2, 1))
+
+
+def _padded(array: np.ndarray, size: int) -> np.ndarray:
+    return np.pad(array, [(0, size - len(array))] + [(0, 0)] * (array.ndim - 1))
+
+
+def _precision(prior: Prior, x: X) -> Array:
+    spread = prior.spread(x)
+    return jnp.linalg.inv(spread @ spread.T)
+
+
+def _means(prior: Prior, x: X, known: Array) -> Array:
+    return jax.vmap(lambda one: prior.mean(x, one)[:, 0])(known)
+
+
+def _inverse(matrices: Array) -> Array:
+    """Of positive definite matrices, all at once, by sweeping one pivot after the other.
+
+    Arithmetic on all blocks, with the blocks last: batches of factorisations may wait for each other on a CPU,
+    and one after the other takes twice as long.
+    """
+
+    def sweep(k: Array, a: Array) -> Array:
+        pivot, row, column = a[k, k], a[k] / a[k, k], a[:, k]
+        a = (a - column[:, None] * row).at[:, k].set(-column / pivot)
+        return a.at[k].set(row).at[k, k].set(1 / pivot)
+
+    swept = jax.lax.fori_loop(0, matrices.shape[-1], sweep, jnp.moveaxis(matrices, 0, -1))
+    return jnp.moveaxis(swept, -1, 0)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _judge(prior: Prior, x: X, kept: Array, held: Array, known: Array) -> tuple[Array, X]:
+    """The sum of f over some blocks, and its gradient in x."""
+    d = prior.size
+    K, k, H, h, c = kept[:, :d, :d], kept[:, :d, d], held[:, :d, :d], held[:, :d, d], held[:, d, d]
+    P, by_precision = jax.vjp(lambda x: _precision(prior, x), x)
+    mean = _means(prior, x, known)
+    inverse = _inverse(K + P)
+    beta = jnp.einsum("bde,be->bd", inverse, k + mean @ P)
+    by_beta = jnp.einsum("bde,be->bd", H, beta) - h
+    q = jnp.einsum("bde,be->bd", inverse, by_beta)
+    value = 0.5 * (jnp.sum(beta * (by_beta - h)) + jnp.sum(c))
+    by_mean = q @ P
+    (gradient,) = by_precision(q.T @ (mean - beta))
+    gradient["mean"] += jnp.sum(by_mean, 0)[:, None]
+    if prior.known:
+        gradient["known"] += (known.T @ by_mean)[..., None]
+    return value, gradient
+
+
+@functools.partial(jax.jit, static_argnums=(0, 4))
+def _fit(prior: Prior, x: X, sums: Array, known: Array, variance: bool) -> tuple[Array, ...]:
+    d = prior.size
+    P, mean, spread = _precision(prior, x), _means(prior, x, known), prior.spread(x)
+    left = _inverse(sums[:, :d, :d] + P)
+    coef = jnp.einsum("bde,be->bd", left, sums[:, :d, d] + mean @ P)
+    share = jnp.mean(1 - jnp.diagonal(left, axis1=1, axis2=2) / jnp.sum(spread**2, 1), 1)
+    return coef, share, left if variance else jnp.zeros(())

@@ -1,0 +1,157 @@
+"""Odd panels, groups and metadata for the grouped estimators: documented behaviour, or clear errors."""
+
+from __future__ import annotations
+
+import datetime
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+
+from bilevax.applications.grouped import (
+    GroupedClassifier,
+    GroupedRegressor,
+    base,
+    closed_form,
+    regressor,
+    tiles,
+)
+from bilevax.applications.grouped.blocks import folds_of
+from bilevax.applications.grouped.closed_form import SquaredCrossValidation
+from bilevax.applications.grouped.group_index import GroupIndex, checked
+from bilevax.applications.grouped.losses import regression_loss
+from bilevax.applications.grouped.metadata import Encoder
+from bilevax.applications.grouped.newton import CrossValidation
+from bilevax.applications.grouped.panel import Panel
+from bilevax.applications.grouped.priors import Prior
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    random = np.random.default_rng(0)
+    of = np.repeat(np.arange(40), 6)
+    X = random.normal(size=(240, 2))
+    y = (X * (np.array([1.0, -1.0]) + random.normal(size=(40, 2)))[of]).sum(1) + 0.3 * random.normal(size=240)
+    return GroupedRegressor(prior="ridge", random_state=0).fit(X, y, groups=of), X, y, of
+
+
+def test_groups_of_another_type_than_in_the_fit_are_warned_of(fitted):
+    model, X, _, _ = fitted
+    with pytest.warns(UserWarning, match="groups were of type number in the fit, got str: none is known"):
+        found = model.predict(X[:2], groups=["0", "1"])
+    np.testing.assert_allclose(found, model.predict(X[:2]))
+    model.predict(X[:2], groups=np.array([1000, 2000]))  # new ones of the same type: no warning
+
+
+def test_no_groups_are_refused_where_unseen_ones_are(fitted):
+    model, X, _, _ = fitted
+    model.set_params(unseen="error")
+    with pytest.raises(ValueError, match='groups must be given as unseen="error", got None'):
+        model.predict(X)
+    model.set_params(unseen="prior")
+
+
+def test_intervals_of_many_rows_are_made_in_pieces(fitted, monkeypatch):
+    model, X, _, of = fitted
+    mixed = np.where(np.arange(len(of)) % 5 > 0, of, 999)
+    whole = model.predict_interval(X, groups=mixed)
+    monkeypatch.setattr(regressor, "_ENTRIES", 60)
+    for one, other in zip(model.predict_interval(X, groups=mixed), whole, strict=True):
+        np.testing.assert_allclose(one, other)
+
+
+def test_a_model_of_one_row_per_group_follows_the_prior_and_says_so():
+    random = np.random.default_rng(0)
+    X = random.normal(size=(120, 2))
+    y = X @ [1.0, 2.0] + 0.1 * random.normal(size=120)
+    with pytest.warns(UserWarning, match="no group has two rows"):
+        model = GroupedRegressor(prior="ridge", random_state=0).fit(X, y, groups=np.arange(120))
+    np.testing.assert_allclose(model.prior_.coef, [1.0, 2.0], atol=0.1)
+    assert model.shrinkage_.max() < 0.01
+    np.testing.assert_allclose(model.coef_, np.tile(model.prior_.coef, (120, 1)), atol=0.01)
+
+
+def test_more_features_than_memory_allows_are_refused_before_anything_is_computed(monkeypatch):
+    with pytest.raises(ValueError, match=r"X must have at most 2,362 features with folds=5, got 5,000"):
+        GroupedRegressor().fit(np.eye(4, 5000), np.arange(4.0), groups=[1, 1, 2, 2])
+    monkeypatch.setattr(base, "_ENTRIES", 6 * 4**2 * 10)
+    assert base._most_groups(3, 5) == 10
+
+
+def test_wide_rows_are_solved_in_small_chunks_with_the_same_result(monkeypatch):
+    random = np.random.default_rng(0)
+    rows = np.concatenate([np.ones((40, 1)), random.normal(size=(40, 2))], 1)
+    panel = Panel(rows, random.normal(size=40), np.ones(40), np.arange(0, 41, 4), np.zeros((10, 0)))
+    prior, loss, blocks = Prior("ridge", 3), regression_loss("squared", 0.5, 1.0), folds_of(panel, 2, 0)
+    x = prior.start(np.zeros((3, 1)), 0.5)
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", True)
+    whole = SquaredCrossValidation(blocks, prior).value_and_gradient(x)
+    monkeypatch.setattr(closed_form, "_ENTRIES", 16 * 8)
+    monkeypatch.setattr(tiles, "_ENTRIES", 9 * 8)
+    for judge in (SquaredCrossValidation(blocks, prior), CrossValidation(blocks, prior, loss)):
+        assert len(judge.chunks) > 1
+        value, gradient = judge.value_and_gradient(x)
+        assert value == pytest.approx(whole[0], rel=1e-9)
+        np.testing.assert_allclose(gradient["mean"], whole[1]["mean"], atol=1e-9)
+    jax.config.update("jax_enable_x64", before)
+
+
+def test_dates_are_the_same_groups_in_every_form():
+    days = ["2024-01-01", "2024-01-02", "2024-01-01"]
+    index = GroupIndex.of(pd.Series(pd.to_datetime(days)), 3)
+    assert index.ids.tolist() == [datetime.datetime(2024, 1, 1), datetime.datetime(2024, 1, 2)]
+    for same in (
+        np.array(days, "datetime64[D]"),
+        [pd.Timestamp(one) for one in days],
+        [datetime.datetime.fromisoformat(one) for one in days],
+    ):
+        assert index.codes(same, 3).tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        pd.Series([1, None, 2], dtype="Int64"),
+        pd.Series(["a", None, "b"]),
+        pd.Series(pd.to_datetime(["2024-01-01", None, "2024-01-02"])),
+        [1, float("nan"), 2],
+        [1, pd.NA, "b"],
+    ],
+)
+def test_missing_groups_are_refused_in_every_form(groups):
+    with pytest.raises(ValueError, match=r"groups must not be missing, got .* in row 1"):
+        checked(groups, 3)
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), pd.NA, float("inf")])
+def test_missing_metadata_is_refused_when_fitting_and_when_predicting(missing):
+    with pytest.raises(ValueError, match=r"metadata must be there and finite, got .* as 0 of group 'b'"):
+        Encoder.of({"a": 1.0, "b": missing}, ["a", "b"])
+    encoder = Encoder.of({"a": 1.0, "b": 2.0}, ["a", "b"])
+    with pytest.raises(ValueError, match=r"metadata must be there and finite, got .* as 0 of group 'new'"):
+        encoder.encode({"new": missing}, ["new"])
+
+
+def test_metadata_of_another_kind_than_in_the_fit_is_refused():
+    encoder = Encoder.of(pd.DataFrame({"age": [1.0, 2.0]}, index=["a", "b"]), ["a", "b"])
+    with pytest.raises(ValueError, match="metadata must have numbers as 'age', as in the fit, got 'old'"):
+        encoder.encode(pd.DataFrame({"age": ["old"]}, index=["new"]), ["new"])
+    with pytest.raises(ValueError, match="metadata must have the column 'age' of the fit"):
+        encoder.encode(pd.DataFrame({"size": [1.0]}, index=["new"]), ["new"])
+
+
+def test_counts_of_zero_and_classes_that_are_no_text(tmp_path):
+    random = np.random.default_rng(0)
+    of, X = np.repeat(np.arange(20), 5), random.normal(size=(100, 2))
+    none = GroupedRegressor(loss="poisson", prior="ridge", max_iter=5, random_state=0)
+    assert none.fit(X, np.zeros(100), groups=of).predict(X, groups=of).max() < 0.01
+    model = GroupedClassifier(prior="ridge", max_iter=2, random_state=0)
+    model.fit(X, np.array([True, False] * 50, object).astype(bool), groups=of)
+    model.save(tmp_path / "model.npz")
+    again = GroupedClassifier.load(tmp_path / "model.npz")
+    assert again.predict(X, groups=of).dtype == bool
+    model.classes_ = model.classes_.astype(object)
+    with pytest.raises(TypeError, match="classes must be numbers or strings to be saved, got False"):
+        model.save(tmp_path / "other.npz")
