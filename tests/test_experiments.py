@@ -136,9 +136,9 @@ def test_an_unknown_protocol_is_an_error_message(tmp_path):
 
 
 def test_a_quick_check_of_hyperopt_gets_below_its_start(tmp_path):
-    """And its limit does not count compilation, which takes longer than this on any machine."""
-    asked = hyperopt.HyperoptOptions(data=("a8a",), methods=("BSVRBv2",))
-    options = dataclasses.replace(asked.quick(), seconds=0.5)
+    """And takes all of its steps, however busy the machine is."""
+    options = hyperopt.HyperoptOptions(data=("a8a",), methods=("BSVRBv2",)).quick()
+    assert options.seconds is None
     for curve in hyperopt.run(options, tmp_path)["a8a"]["BSVRBv2"]:
         assert curve.loss[-1] < np.log(2)  # that of y = 0
 
