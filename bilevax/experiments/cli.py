@@ -102,6 +102,9 @@ def ablation(
 def noise(
     protocol: Protocol = "ours",
     seeds: Annotated[int | None, typer.Option(help="splits; default: 5, or the paper's 3")] = None,
+    noise_level: Annotated[
+        list[str] | None, typer.Option(help="0*, 0, 0.1, …, 0.4; repeat for several; default: all (paper)")
+    ] = None,
     seed: Seed = 0,
     processes: Processes = 1,
     resume: Resume = False,
@@ -113,12 +116,16 @@ def noise(
         from bilevax.experiments import noise, noise_paper
 
         if is_paper(protocol):
-            literal = noise_paper.PaperNoiseOptions(seeds=seeds or 3, first_seed=seed)
+            literal = noise_paper.PaperNoiseOptions(
+                seeds=seeds or 3, first_seed=seed, **given(noises=noise_level)
+            )
             folder = out / "noise-paper"
             noise_paper.run(literal, folder, quick=quick, resume=resume, processes=processes)
             return
         if resume:
             raise ValueError("resume is for the paper's protocol, got protocol 'ours'")
+        if noise_level:
+            raise ValueError(f"noise levels are for the paper's protocol, got {noise_level}")
         noise.run(noise.NoiseOptions(seeds=seeds or 5, first_seed=seed), out / "noise", quick=quick)
 
 
