@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/noise_floor"))
     options = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    report = Report(options.out, vars(options))
+    report = Report(options.out, {name: one for name, one in vars(options).items() if name != "out"})
     rows = []
     for name, upper_step in STEPS.items():
         noisy = bx.MSVR if name == "mean" else bx.BSVRBv2

@@ -179,7 +179,7 @@ def main(arguments: list[str] | None = None) -> None:
     clock = time.perf_counter if options.clock == "wall" else time.process_time
     if options.clock == "cpu" and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before JAX counts the cores
-    report = Report(options.out, vars(options))
+    report = Report(options.out, {name: one for name, one in vars(options).items() if name != "out"})
     for name in options.cases:
         try:
             case = CASES[name](Path(os.environ.get("BILEVAX_DATA", "data")))
