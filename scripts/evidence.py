@@ -112,7 +112,7 @@ def _document_problems(path: Path, folder: Path) -> Iterator[Problem]:
                 source = None
         elif not line.startswith("|"):
             source = source if not line.strip() and _MARK.fullmatch(lines[number - 2].strip()) else None
-            if not lines[number - 2].strip():  # a paragraph begins
+            if number == 1 or not lines[number - 2].strip():  # a paragraph begins
                 yield from _linked(path, number, "\n".join(_paragraph(lines[number - 1 :])), folder)
         elif source is not None:
             if not _covered(cell_figures(line), _rows(folder / source)):
