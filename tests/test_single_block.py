@@ -87,6 +87,16 @@ def test_saba_and_srba_have_no_noise_floor_and_soba_has():
     assert ends["SOBA"] > 1e-2
 
 
+def test_the_times_of_steps_are_written_as_a_table(tmp_path, monkeypatch):
+    took = {"SOBA": {"step": 7.72}, "SRBA": {"step": 14.0, "pass": 2173.8}}
+    monkeypatch.setattr(single_block, "CASES", {"a8a": lambda folder: None})
+    monkeypatch.setattr(single_block, "speeds", lambda *given: took)
+    single_block.main(["a8a", "--speed", "--clock", "wall", "--out", str(tmp_path)])
+    first, second = csv.DictReader((tmp_path / "speed.csv").open(encoding="utf-8"))
+    assert (first["method"], first["µs of a step"], first["µs of a pass"]) == ("SOBA", "7.7", "")
+    assert second["µs of a pass"] == "2173.8"
+
+
 def test_the_table_has_gaps_of_all_records_in_the_folder(tmp_path):
     def record(values):
         runs = [{"seconds": [0.1, 0.4, 1.1, 2.0], "steps": [1, 2, 3, 40], "passes": [1, 2, 3, 9], "value": v}
