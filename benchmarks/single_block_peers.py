@@ -178,16 +178,17 @@ class Peer(NamedTuple):
     def _mean(self, slopes: Any, rows: Any, point: Any) -> Any:
         """The gradients of a part on all rows."""
         count = _count(rows)
-        pieces, rest = divmod(count, PIECE)
+        length = min(PIECE, count)
+        pieces, rest = divmod(count, length)
 
         def piece(first: Any, size: int) -> Any:
             taken = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, first, size), rows)
             return jax.tree.map(lambda a: a * (size / count), slopes(point, taken))
 
         def add(k: Array, total: Any) -> Any:
-            return jax.tree.map(jnp.add, total, piece(k * PIECE, PIECE))
+            return jax.tree.map(jnp.add, total, piece(k * length, length))
 
-        first = piece(pieces * PIECE, rest) if rest else jax.tree.map(jnp.zeros_like, piece(0, PIECE))
+        first = piece(pieces * length, rest) if rest else jax.tree.map(jnp.zeros_like, piece(0, length))
         return jax.lax.fori_loop(0, pieces, add, first)
 
     def _table(self, data: Data, point: Any) -> Any:

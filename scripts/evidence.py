@@ -12,7 +12,9 @@ to its README with the command and the last commit.
 
 Then every cell that is a figure (5, .0622, 3.5e-4, 579 ± 105) must be that of the CSV file, rounded as in the
 table, and the figures of one row must be found in one or two rows of the file. Everywhere else, a row of a
-table that links to a folder of evidence is compared too: its figures with ± must be in some table of it.
+table or a paragraph that links to a folder of evidence is compared too: its figures with ± must be in some
+table of it. A table of measured figures without a mark must be in a section that docs/evidence/README.md
+lists under "Not kept", with the command that wrote it.
 """
 
 from __future__ import annotations
@@ -38,25 +40,64 @@ _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 _FIGURE = re.compile(rf"({_NUMBER})(?: ± ({_NUMBER}))?")
 _MARK = re.compile(r"<!-- evidence: (\S+) -->")
 _LINK = re.compile(r"\]\((?:docs/)?evidence/([\w-]+)\)")
+_LISTED = re.compile(r"\| \[([\w.]+)\]\([^)]*\) \| ([^|]+) \| `[^`]+`.*")
+_FEW = 3  # figures with a decimal point or ± make a table one of measurements
 
 Figure = tuple[Decimal, ...]  # a number, or a number and its ± part
 
 
 class Problem(NamedTuple):
-    """A row of a document whose figures are not those of its evidence."""
+    """A place in a document whose figures are not those of its evidence, or have none."""
 
     document: str
     line: int
     text: str
-    evidence: str
+    evidence: str | None
 
     def __str__(self) -> str:
-        return f"{self.document}:{self.line}: not the figures of {self.evidence}: {self.text}"
+        wrong = f"not the figures of {self.evidence}" if self.evidence else "a table without evidence"
+        return f"{self.document}:{self.line}: {wrong}: {self.text}"
 
 
 def check(documents: list[Path], folder: Path = FOLDER) -> list[Problem]:
-    """The rows that differ from their evidence."""
-    return [problem for path in documents for problem in _document_problems(path, folder)]
+    """The rows and paragraphs that differ from their evidence, and the tables that have none."""
+    listed = not_kept(folder)
+    return [
+        problem
+        for path in documents
+        for problem in (*_document_problems(path, folder), *_without_evidence(path, listed))
+    ]
+
+
+def not_kept(folder: Path = FOLDER) -> set[tuple[str, str]]:
+    """The pages and sections with tables whose files are not kept, from the README of the evidence."""
+    readme = folder / "README.md"
+    lines = readme.read_text(encoding="utf-8").splitlines() if readme.exists() else []
+    return {(found[1], found[2].strip()) for line in lines if (found := _LISTED.fullmatch(line))}
+
+
+def measured_tables(path: Path) -> Iterator[tuple[int, str, str]]:
+    """The line, the section and the head of every table of measurements without a mark."""
+    section, lines = "", path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines):
+        if line.startswith("#"):
+            section = line.strip("# ")
+        if not line.startswith("|") or lines[number - 1].startswith("|"):
+            continue
+        marked = any(_MARK.fullmatch(before.strip()) for before in lines[max(0, number - 2) : number])
+        rows = itertools.takewhile(lambda row: row.startswith("|"), lines[number:])
+        if not marked and sum(map(_measured, [one for row in rows for one in cell_figures(row)])) >= _FEW:
+            yield number + 1, section, line
+
+
+def _measured(figure: Figure) -> bool:
+    return len(figure) == 2 or int(figure[0].as_tuple().exponent) < 0
+
+
+def _without_evidence(path: Path, listed: set[tuple[str, str]]) -> Iterator[Problem]:
+    for line, section, head in measured_tables(path):
+        if (path.name, section) not in listed:
+            yield Problem(path.name, line, head, None)
 
 
 def _document_problems(path: Path, folder: Path) -> Iterator[Problem]:
@@ -71,16 +112,27 @@ def _document_problems(path: Path, folder: Path) -> Iterator[Problem]:
                 source = None
         elif not line.startswith("|"):
             source = source if not line.strip() and _MARK.fullmatch(lines[number - 2].strip()) else None
+            if number == 1 or not lines[number - 2].strip():  # a paragraph begins
+                yield from _linked(path, number, "\n".join(_paragraph(lines[number - 1 :])), folder)
         elif source is not None:
             if not _covered(cell_figures(line), _rows(folder / source)):
                 yield Problem(path.name, number, line, source)
         else:
-            for name in _LINK.findall(line):
-                rows = [row for table in (folder / name).glob("*.csv") for row in _rows(table)]
-                known = [figure for row in rows for figure in row]
-                uncertain = [figure for figure in text_figures(line) if len(figure) == 2]
-                if not all(any(agree(one, other) for other in known) for one in uncertain):
-                    yield Problem(path.name, number, line, name)
+            yield from _linked(path, number, line, folder)
+
+
+def _paragraph(lines: list[str]) -> Iterator[str]:
+    return itertools.takewhile(lambda line: line.strip() and not line.startswith("|"), lines)
+
+
+def _linked(path: Path, number: int, text: str, folder: Path) -> Iterator[Problem]:
+    """Figures with ± in a text that links to evidence must be in one of the folders that it links to."""
+    names = _LINK.findall(text)
+    rows = [row for name in names for table in (folder / name).glob("*.csv") for row in _rows(table)]
+    known = [figure for row in rows for figure in row]
+    uncertain = [figure for figure in text_figures(text) if len(figure) == 2]
+    if names and not all(any(agree(one, other) for other in known) for one in uncertain):
+        yield Problem(path.name, number, text, ", ".join(names))
 
 
 def cell_figures(line: str) -> list[Figure]:
@@ -148,8 +200,9 @@ def keep(results: Path, name: str, command: str, folder: Path = FOLDER) -> list[
     row = f"| [{name}]({name}) | `{command}` | “{subject}” | {seconds / 60:.0f} | {settings['device']} |"
     readme = folder / "README.md"
     lines = [line for line in readme.read_text(encoding="utf-8").splitlines() if f"]({name})" not in line]
-    last = max(place for place, line in enumerate(lines) if line.startswith("|"))
-    readme.write_text("\n".join([*lines[: last + 1], row, *lines[last + 1 :]]) + "\n", encoding="utf-8")
+    first = next(place for place, line in enumerate(lines) if line.startswith("|"))
+    end = first + sum(1 for _ in itertools.takewhile(lambda line: line.startswith("|"), lines[first:]))
+    readme.write_text("\n".join([*lines[:end], row, *lines[end:]]) + "\n", encoding="utf-8")
     return kept
 
 

@@ -43,7 +43,8 @@ def folder(tmp_path):
 
 def problems(folder, *rows, mark="<!-- evidence: one/table.csv -->"):
     page = folder / "page.md"
-    page.write_text("\n".join(["text", "", mark, "", "| method | T |", "| --- | --- |", *rows, ""]))
+    head = ["## Measured", "", "text", "", mark, "", "| method | T |", "| --- | --- |"]
+    page.write_text("\n".join([*head, *rows, ""]), encoding="utf-8")
     return evidence.check([page], folder / "evidence")
 
 
@@ -73,7 +74,7 @@ def test_rows_with_the_figures_of_the_file_pass(folder, row):
 )
 def test_rows_with_other_figures_are_found(folder, row):
     (problem,) = problems(folder, "| v1 | 579 ± 105 |", row)
-    assert problem.line == 8
+    assert problem.line == 10
     assert problem.text == row
 
 
@@ -101,10 +102,41 @@ def test_rows_that_link_to_evidence_are_compared_without_a_mark(folder):
     assert len(linked("579 ± 106")) == 1
 
 
+def test_paragraphs_that_link_to_evidence_are_compared_over_their_lines(folder):
+    def said(figure):
+        (folder / "page.md").write_text(f"See\n[one](evidence/one):\n{figure} steps.\n\n9 ± 9 else.\n")
+        return evidence.check([folder / "page.md"], folder / "evidence")
+
+    assert said("579 ± 105") == []
+    assert [problem.line for problem in said("579 ± 106")] == [1]
+
+
+def test_a_table_of_measurements_has_evidence_or_its_section_is_listed_with_a_command(folder):
+    rows = ["| v1 | 579.4 ± 105.1 |", "| v2 | .0622 |", "| v3 | 3.5e-4 |"]
+    (problem,) = problems(folder, *rows, mark="no mark")
+    assert (problem.line, problem.evidence) == (7, None)
+    assert "page.md:7: a table without evidence" in str(problem)
+    assert problems(folder, "| v1 | 5 |", "| v2 | 6 |", "| v3 | 7 |", mark="no mark") == []  # sizes, say
+    readme = folder / "evidence" / "README.md"
+    readme.write_text("| [page.md](../page.md) | Measured | `bilevax reproduce one` | an H200 |\n")
+    assert problems(folder, *rows, mark="no mark") == []
+    readme.write_text("| [page.md](../page.md) | Measured | by hand | an H200 |\n")
+    assert len(problems(folder, *rows, mark="no mark")) == 1
+
+
+def test_every_section_that_is_listed_as_not_kept_has_such_a_table():
+    pages = {path.name: path for path in evidence.documents()}
+    known = {
+        (name, section) for name, path in pages.items() for _, section, _ in evidence.measured_tables(path)
+    }
+    assert evidence.not_kept() - known == set()
+
+
 def test_full_runs_are_kept_and_quick_checks_are_not(folder, tmp_path):
     results = tmp_path / "results"
     results.mkdir()
-    (folder / "evidence" / "README.md").write_text("# Evidence\n\n| folder |\n| --- |\n\nMore.\n")
+    more = "More.\n\n| page |\n| --- |\n"
+    (folder / "evidence" / "README.md").write_text(f"# Evidence\n\n| folder |\n| --- |\n\n{more}")
     for name in ("rows.csv", "curves.png", "kept.json"):
         (results / name).write_text("1\n")
     settings = {"quick": False, "seconds": 120, "device": "1 × cpu"}
@@ -114,7 +146,7 @@ def test_full_runs_are_kept_and_quick_checks_are_not(folder, tmp_path):
     assert {path.name for path in kept} == {"rows.csv", "curves.png", "settings.json"}
     text = (folder / "evidence" / "README.md").read_text(encoding="utf-8")
     assert text.count("[new](new) | `bilevax reproduce new` |") == 1
-    assert text.endswith("\n\nMore.\n")
+    assert text.endswith(f"\n\n{more}")
     (results / "settings.json").write_text(json.dumps(settings | {"quick": True}))
     with pytest.raises(ValueError, match="must be of a full run, got a quick check"):
         evidence.keep(results, "new", "bilevax reproduce new", folder / "evidence")

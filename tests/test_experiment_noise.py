@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 
@@ -14,6 +15,10 @@ from bilevax.experiments import noise, noise_paper
 from bilevax.experiments.kept import Kept
 
 pytest.importorskip("cleanlab")
+pytest.importorskip("typer")
+from typer.testing import CliRunner
+
+from bilevax.cli import app
 
 
 @pytest.fixture
@@ -95,6 +100,32 @@ def test_the_papers_protocol_writes_its_table_and_resumes(data, tmp_path, monkey
     monkeypatch.setattr(noise_paper, "_bilevel", lambda *given: pytest.fail("nothing is left to run"))
     again = noise_paper.run(noise_paper.PaperNoiseOptions(), tmp_path, quick=True, resume=True)
     np.testing.assert_array_equal(again[0]["m = 1"], row["m = 1"])
+
+
+def test_the_noise_levels_of_the_papers_protocol_are_chosen_on_the_command_line(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(noise_paper, "run", lambda options, folder, **others: asked.append(options))
+
+    def run(*words):
+        return CliRunner().invoke(app, ["reproduce", "noise", *words, "--out", str(tmp_path)])
+
+    levels = ("--noise-level", "0*", "--noise-level", "0.4")
+    assert run("--protocol", "paper", *levels).exit_code == 0
+    assert asked[0].noises == ("0*", "0.4")
+    assert "are for the paper's protocol" in run(*levels).output
+    assert "noises must be among" in run("--protocol", "paper", "--noise-level", "0.5").output
+
+
+def test_levels_may_be_added_to_kept_results(tmp_path, monkeypatch):
+    monkeypatch.setattr(noise_paper, "_scores", lambda *given: [0.5, 0.6])
+    monkeypatch.setattr(
+        noise_paper, "_column", lambda *given: {"settings": {}, "accuracy": [0.7], "moved": [0]}
+    )
+    few = noise_paper.PaperNoiseOptions(noises=("0.4",))
+    assert len(noise_paper.compute(few, tmp_path)) == 4
+    monkeypatch.setattr(noise_paper, "_scores", lambda name, noise, *others: {"0": [0.5, 0.6]}[noise])
+    more = dataclasses.replace(few, noises=("0", "0.4"))
+    assert len(noise_paper.compute(more, tmp_path, resume=True)) == 8
 
 
 def test_a_model_that_is_not_finite_is_never_chosen():

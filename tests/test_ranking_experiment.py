@@ -400,7 +400,8 @@ def test_the_papers_protocol_chooses_a_setting_over_all_seeds(small, tmp_path):
     )
     found = ndcg_paper.run(options, tmp_path)
     assert found["k-song"].dev.shape == (2, 2)
-    assert found["k-song"].settings in ndcg_paper.grid("k-song")[:2]
+    first, *_, last = ndcg_paper.grid("k-song")
+    assert found["k-song"].settings in (first, last)
     rows = {row["method"]: row for row in csv.DictReader((tmp_path / "ndcg_paper.csv").open())}
     assert rows["k-song"]["ML-20M @10"] == "0.0747"
     assert rows["EASE"]["settings"].startswith("ridge")

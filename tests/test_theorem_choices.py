@@ -17,7 +17,7 @@ import bilevax as bx
 import bilevax.testing
 from bilevax.cli import app
 from bilevax.experiments.theorems import choices, questions
-from bilevax.experiments.theorems.answers import QUESTIONS, ChoicesOptions, Grid
+from bilevax.experiments.theorems.answers import QUESTIONS, Answer, ChoicesOptions, Grid
 from bilevax.experiments.theorems.problems import make_family, stationary_point
 from bilevax.experiments.theorems.scalings import Sizes, variance_reduced
 from bilevax.experiments.theorems.variants import EagerSolve, ExtraBatchBSVRBv1, SameBatchBSVRBv1
@@ -120,6 +120,16 @@ def test_falling_parameters_meet_those_of_the_theorem_where_their_epsilon_does()
         power = 1 / 3 if name.endswith("step") else 2 / 3
         np.testing.assert_allclose(schedule(jnp.asarray(63_999)), value / 8**power, rtol=1e-6)
         assert value < schedule(jnp.asarray(0)) <= 0.5
+
+
+def test_a_legend_stands_below_the_longest_case():
+    cases = ("independent noise", "correlated, ᾱ = 0.2", "independent noise, m/I = 16")
+    shown = [Answer("hessian", name, case, np.array([5.0, 6.0]), None) for case in cases for name in "abc"]
+    figure = choices._plot(shown)
+    figure.draw_without_rendering()
+    (axis,) = figure.axes
+    labels = [label.get_window_extent() for label in axis.get_xticklabels()]
+    assert axis.get_legend().get_window_extent().y1 <= min(one.y0 for one in labels)
 
 
 def test_an_unknown_question_is_an_error_message(tmp_path):

@@ -280,6 +280,14 @@ def test_rates_write_tables_plots_and_settings(tmp_path, monkeypatch):
     np.testing.assert_array_equal(again["MMBO-v2"].steps, curves["MMBO-v2"].steps)
 
 
+def test_the_values_of_epsilon_on_the_command_line_are_those_of_all_methods(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(rates, "run", lambda options, folder, **others: asked.append(options))
+    words = ["rates", "--epsilon", "0.3", "--epsilon", "0.2", "--out", str(tmp_path)]
+    assert CliRunner().invoke(app, ["reproduce", *words]).exit_code == 0
+    assert asked[0].epsilons == asked[0].averaged_epsilons == (0.3, 0.2)
+
+
 def test_methods_for_mean_blocks_are_left_out_of_the_curved_family():
     curved = rates.RatesOptions(family="curved")
     assert set(rates.RatesOptions().run_methods) - set(curved.run_methods) == {"MSVR-v2", "SONG"}
@@ -329,6 +337,7 @@ def test_restarts_write_a_table_and_a_plot(tmp_path):
         (["rates", "--method", "SGD"], "methods must be among"),
         (["rates", "--part", "m"], "parts must be among"),
         (["rates", "--family", "flat"], "family must be among"),
+        (["rates", "--epsilon", "0.1", "--epsilon", "0.2"], "epsilons must be positive, the largest first"),
         (["choices", "--family", "flat"], "family must be among"),
         (["restarts", "--method", "SONG"], "methods must be among"),
     ],

@@ -32,7 +32,7 @@ TheoremFamily = Annotated[
 RESULTS = Path("results")
 
 
-def given(**lists: list[str] | None) -> dict[str, Any]:
+def given(**lists: list[Any] | None) -> dict[str, Any]:
     """The options that were given, as tuples; the others keep the experiment's defaults."""
     return {name: tuple(values) for name, values in lists.items() if values}
 
@@ -52,6 +52,9 @@ def hyperopt(
     trials: Trials = 4,
     steps: Steps = 5000,
     seconds: Annotated[float, typer.Option(help="maximum duration of a run, without compilation")] = 60.0,
+    settings: Annotated[int, typer.Option(help="points of the paper's grid per method (paper)")] = 24,
+    tuning_steps: Annotated[int, typer.Option(help="steps of each of them (paper)")] = 1000,
+    rows: Annotated[int | None, typer.Option(help="rows of the data to use; default: all")] = None,
     seed: Seed = 0,
     processes: Processes = 1,
     resume: Resume = False,
@@ -68,6 +71,9 @@ def hyperopt(
             trials=trials,
             steps=steps,
             seconds=seconds,
+            settings=settings,
+            tuning_steps=tuning_steps,
+            rows=rows,
             seed=seed,
             **given(data=data, methods=method),
         )
@@ -96,6 +102,9 @@ def ablation(
 def noise(
     protocol: Protocol = "ours",
     seeds: Annotated[int | None, typer.Option(help="splits; default: 5, or the paper's 3")] = None,
+    noise_level: Annotated[
+        list[str] | None, typer.Option(help="0*, 0, 0.1, …, 0.4; repeat for several; default: all (paper)")
+    ] = None,
     seed: Seed = 0,
     processes: Processes = 1,
     resume: Resume = False,
@@ -107,12 +116,16 @@ def noise(
         from bilevax.experiments import noise, noise_paper
 
         if is_paper(protocol):
-            literal = noise_paper.PaperNoiseOptions(seeds=seeds or 3, first_seed=seed)
+            literal = noise_paper.PaperNoiseOptions(
+                seeds=seeds or 3, first_seed=seed, **given(noises=noise_level)
+            )
             folder = out / "noise-paper"
             noise_paper.run(literal, folder, quick=quick, resume=resume, processes=processes)
             return
         if resume:
             raise ValueError("resume is for the paper's protocol, got protocol 'ours'")
+        if noise_level:
+            raise ValueError(f"noise levels are for the paper's protocol, got {noise_level}")
         noise.run(noise.NoiseOptions(seeds=seeds or 5, first_seed=seed), out / "noise", quick=quick)
 
 
@@ -240,6 +253,10 @@ def rates(
         typer.Option(help="epsilon, control, sizes, errors or lemmas; repeat for several; default: all"),
     ] = None,
     family: TheoremFamily = "quadratic",
+    epsilon: Annotated[
+        list[float] | None,
+        typer.Option(help="an ε, of all methods; repeat for several, the largest first; default: six"),
+    ] = None,
     seeds: Seeds = 8,
     seed: Seed = 0,
     processes: Processes = 1,
@@ -251,9 +268,8 @@ def rates(
     with errors_as_messages():
         from bilevax.experiments.theorems import rates
 
-        options = rates.RatesOptions(
-            seeds=seeds, seed=seed, family=family, **given(methods=method, parts=part)
-        )
+        chosen = given(methods=method, parts=part, epsilons=epsilon, averaged_epsilons=epsilon)
+        options = rates.RatesOptions(seeds=seeds, seed=seed, family=family, **chosen)
         folder = out / f"rates{'-curved' * (family == 'curved')}"
         rates.run(options, folder, quick=quick, resume=resume, processes=processes)
 

@@ -96,7 +96,11 @@ def spread_caption(text: str, count: int, runs: str = "seeds") -> str:
     Example:
       >>> spread_caption("Validation loss.", 4, "trials")
       'Validation loss. Means of 4 trials; bands and error bars: ± one standard deviation (n = 4).'
+      >>> spread_caption("Validation loss.", 1)
+      'Validation loss. One run (n = 1), without a band.'
     """
+    if count == 1:
+        return f"{text} One run (n = 1), without a band."
     return f"{text} Means of {count} {runs}; bands and error bars: ± one standard deviation (n = {count})."
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import equinox as eqx
 import numpy as np
@@ -18,6 +18,7 @@ from scipy import sparse
 from bilevax.applications.ranking import Held, Ratings, evaluate
 
 Scores = np.ndarray  # (users, items)
+T = TypeVar("T")
 
 RIDGES = (200.0, 400.0, 800.0, 1600.0, 3200.0, 6400.0)
 ALS_CHOICES = tuple(itertools.product((16, 64), (1.0, 3.0, 10.0), (3.0, 30.0, 100.0)))
@@ -36,8 +37,21 @@ class Baseline:
     choices: tuple[dict[str, float], ...]
 
     def few(self, count: int | None) -> Baseline:
-        """The same with only the first choices; None keeps all."""
-        return dataclasses.replace(self, choices=self.choices[:count])
+        """The same with only some choices; None keeps all."""
+        return dataclasses.replace(self, choices=some(self.choices, count))
+
+
+def some(settings: Sequence[T], count: int | None) -> tuple[T, ...]:
+    """So many of the settings, from the first to the last at even distances; the middle one alone; or all.
+
+    Example:
+      >>> some("abcdefghi", 3), some("abcdefghi", 1), some("ab", None)
+      (('a', 'e', 'i'), ('e',), ('a', 'b'))
+    """
+    if count is None or count >= len(settings):
+        return tuple(settings)
+    ends = (len(settings) - 1) / 2 if count == 1 else 0, len(settings) - 1
+    return tuple(settings[round(place)] for place in np.linspace(*ends, count))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,7 +34,7 @@ from bilevax.applications.ranking.methods import steps_per_epoch
 from bilevax.experiments.arguments import make_parser, read_options
 from bilevax.experiments.kept import Kept
 from bilevax.experiments.ndcg import check_names, identity, line
-from bilevax.experiments.ndcg_baselines import BASELINES
+from bilevax.experiments.ndcg_baselines import BASELINES, some
 from bilevax.experiments.ndcg_parts import Parts, load_parts
 from bilevax.experiments.ndcg_results import (
     MethodResult,
@@ -80,7 +80,8 @@ class PaperNDCGOptions:
       data: a data set of `bilevax.data.load_interactions`.
       methods: the methods, in this order: those of the paper's table, and BSVRB v1 without restarts.
       baselines: the closed forms of `ndcg_baselines`, in this order.
-      choices: how many settings every method and every closed form may try, from the first; None is all.
+      choices: how many settings every method and every closed form may try, at even distances in its grid;
+        None is all.
       seeds: trainings per method and setting.
       first_seed: the first seed.
       warm_up: epochs of softmax cross-entropy before every method.
@@ -128,7 +129,7 @@ def run(
     options = options.quick() if quick else options
     report = Report(folder, options, quick=quick)
     kept = Kept(report.folder / "kept.json", identity(options), resume=resume)
-    models = options.seeds * max((len(grid(m)[: options.choices]) for m in options.methods), default=1)
+    models = options.seeds * max((len(some(grid(m), options.choices)) for m in options.methods), default=1)
     parts = load_parts(options.data, models, options.users, held=1, sampled=1000)
     report.fact("protocol", {"dev": parts.held_dev.protocol, "test": parts.held_test.protocol})
     found: dict[str, MethodResult] = {}
@@ -165,7 +166,7 @@ class _Trainer:
 
     def best(self, method: str) -> MethodResult:
         """The result with the setting of the best mean over seeds, all of which run side by side."""
-        options, parts, tried = self.options, self.parts, grid(method)[: self.options.choices]
+        options, parts, tried = self.options, self.parts, some(grid(method), self.options.choices)
         settings = TrainingSettings().replace(**self.common, **_SIZES.get(method, {}))
         half = options.epochs // 2 * steps_per_epoch(parts.train.users, settings)
         rate = optax.piecewise_constant_schedule(4e-4, {half: 0.25})

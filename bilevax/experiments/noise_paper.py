@@ -75,6 +75,9 @@ class PaperNoiseOptions:
     def __post_init__(self) -> None:
         if self.settings % len(tune.RIDGES):
             raise ValueError(f"settings must be a multiple of {len(tune.RIDGES)}, got {self.settings}")
+        for noise in self.noises:
+            if noise not in PAPER:
+                raise ValueError(f"noises must be among {list(PAPER)}, got {noise!r}")
 
     def quick(self) -> PaperNoiseOptions:
         """A short check: one noise level and seed, few settings, steps and rows."""
@@ -127,7 +130,8 @@ def compute(
     options: PaperNoiseOptions, folder: Path, *, resume: bool = False, processes: int = 1
 ) -> dict[str, Any]:
     """Everything that takes long: the settings and accuracies of every method at every noise level."""
-    kept = Kept(folder / "kept.json", options, resume=resume)
+    shared = dataclasses.replace(options, noises=())  # which levels were asked for is not part of a result
+    kept = Kept(folder / "kept.json", shared, resume=resume)
     cases = [
         (name, noise, place)
         for name in reversed(BILEVEL)

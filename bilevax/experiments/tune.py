@@ -98,22 +98,8 @@ class TuneOptions:
         return dataclasses.replace(self, trials=2, steps=200, rows=1000, blocks=10, ridge=1e-3)
 
 
-def run(
-    options: TuneOptions,
-    folder: str | Path,
-    *,
-    quick: bool = False,
-    kept: Kept | None = None,
-    processes: int = 1,
-) -> dict[str, dict[str, float]]:
+def run(options: TuneOptions, folder: str | Path, *, quick: bool = False) -> dict[str, dict[str, float]]:
     """Tunes every method on a data set, and writes the best hyper-parameters to a folder.
-
-    Args:
-      options: of the search.
-      folder: where the results go.
-      quick: a short check.
-      kept: where the losses are kept as they come, and taken from; in the folder if left out.
-      processes: how many sweeps run at a time.
 
     Returns:
       "ridge" and the best hyper-parameters by method, as in configs/validation.json.

@@ -66,6 +66,10 @@ class RatesOptions(TheoremOptions):
             unknown = [one for one in getattr(self, name) if one not in known]
             if unknown:
                 raise ValueError(f"{name} must be among {list(known)}, got {unknown[0]!r}")
+        for name in ("epsilons", "averaged_epsilons"):
+            values = getattr(self, name)
+            if not values or min(values) <= 0 or list(values) != sorted(set(values), reverse=True):
+                raise ValueError(f"{name} must be positive, the largest first, got {values}")
 
     @property
     def run_methods(self) -> tuple[str, ...]:
