@@ -26,6 +26,8 @@ MODULES = (
     "bilevax.applications.grouped",
     "bilevax.applications.ranking",
 )
+# Of other methods only the hyper-parameters are shown: what they override is described with these.
+OPEN = ("AbstractSolver", "Recipe", "Restart")
 _MODULE = re.compile(r"^<!-- module: ([\w.]+) -->$", re.MULTILINE)
 _PAGE = re.compile(r"^<!-- page: (\w+) -->$", re.MULTILINE)
 
@@ -133,10 +135,13 @@ def pages(text: str) -> dict[str, str]:
             elif name.name == "__version__":
                 # Python-Markdown takes the underscores for emphasis, so that no heading can have this anchor.
                 lines.append(f'## `{name.name}`\n\n<a id="{name.path}"></a>A text: {name.says}.\n')
+            elif _is_module(place):
+                options = "    options: {show_root_heading: false, heading_level: 3}"
+                lines.append(f"{heading}\nA module: {name.says}.\n\n::: {place}\n{options}\n")
+            elif place.startswith("bilevax.solvers.") and name.name not in OPEN:
+                lines.append(f"::: {name.path}\n    options: {{members: false}}\n")
             else:
-                lines.append(f"::: {place if _is_module(place) else name.path}\n")
-                if _is_module(place):
-                    lines[-1] = f"{heading}\n{name.says}.\n\n::: {place}\n    options: {{show_root_heading: false}}\n"
+                lines.append(f"::: {name.path}\n")
             shown.setdefault(place, name.path)
         made[f"api/{section.page}.md"] = "\n".join(lines)
     return made

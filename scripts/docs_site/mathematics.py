@@ -31,13 +31,14 @@ def to_mathml(latex: str, display: bool) -> str:
     # `\Big(` and its like only choose a size, which MathML finds by itself.
     text = re.sub(r"\\[Bb]igg?[lr]?(?![A-Za-z])", "", text)
     text = text.replace(r"\arg", r"\operatorname{arg}\,")
-    if r"\\" in _ENVIRONMENT.sub("", text):
-        text = rf"\begin{{aligned}}{text}\end{{aligned}}"
+    outside = _ENVIRONMENT.sub("", text)
+    if r"\\" in outside or "&" in outside:
+        text = rf"\begin{{split}}{text}\end{{split}}"
     try:
         made = str(convert(text, display="block" if display else "inline"))
     except Exception as error:
         raise ValueError(f"the formula {text!r} cannot be read: {error!r}") from error
-    unknown = re.findall(r"<m[io]>(\\\w+)</m[io]>", made)
+    unknown = re.findall(r"<m[io]>(\\\w+|&(?:amp;)?)</m[io]>", made)
     if unknown:
         raise ValueError(f"the formula {text!r} has commands that are not known: {', '.join(unknown)}")
     return f'<div class="formula">{made}</div>' if display else made
