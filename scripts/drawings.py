@@ -30,7 +30,9 @@ class Drawing:
             f'<rect x="{x}" y="{y}" width="{w}" height="{h}" rx="4" fill="{fill}" stroke="{line}"/>'
         )
 
-    def text(self, x: float, y: float, what: str, anchor: str = "middle", size: int = 15, colour: str = INK) -> None:
+    def text(
+        self, x: float, y: float, what: str, anchor: str = "middle", size: int = 15, colour: str = INK
+    ) -> None:
         """A line of text, by default centred at x; `_{…}` is a subscript."""
         marked = ""
         for k, part in enumerate(what.split("_{")):
@@ -47,7 +49,8 @@ class Drawing:
     def arrow(self, x1: float, y1: float, x2: float, y2: float) -> None:
         """A line with a head at its end."""
         self.parts.append(
-            f'<path d="M{x1} {y1}L{x2} {y2}" stroke="{INK}" stroke-width="1.4" fill="none" marker-end="url(#head)"/>'
+            f'<path d="M{x1} {y1}L{x2} {y2}" stroke="{INK}" stroke-width="1.4" fill="none" '
+            'marker-end="url(#head)"/>'
         )
 
     def svg(self) -> str:
@@ -72,7 +75,9 @@ def blocks() -> Drawing:
         drawing.text(left + 40, 206, f"y_{{{number}}} from g_{{{number}}}", colour=colour, size=14)
         seen = {1: (0, 2, 5), 4: (1, 3, 4), 6: (0, 3, 6)}.get(k, ())
         for row in range(7):
-            drawing.box(left + 12, 240 + 13 * row, 56, 9, ROWS if row in seen else PALE, INK if row in seen else SOFT)
+            drawing.box(
+                left + 12, 240 + 13 * row, 56, 9, ROWS if row in seen else PALE, INK if row in seen else SOFT
+            )
         if inside:
             top = 312 + 60 * visited.index(k)
             drawing.arrow(top, 66, left + 32, 126)
@@ -93,7 +98,13 @@ def scalar() -> Drawing:
     drawing.text(380, 56, "ℓ_{i} = f_{i}(x, y; ξ) − ⟨v, ∇_{y} g_{i}(x, y; ζ)⟩", size=20)
     columns = [
         (130, "∂ℓ/∂x", ("the block's part of ∇F,", "if v is right"), "z tracks it,", "x moves against z"),
-        (380, "−∂ℓ/∂y", ("∇²_{yy}g · v − ∇_{y}f:", "zero where v is right"), "u tracks it,", "v moves against u"),
+        (
+            380,
+            "−∂ℓ/∂y",
+            ("∇²_{yy}g · v − ∇_{y}f:", "zero where v is right"),
+            "u tracks it,",
+            "v moves against u",
+        ),
         (630, "−∂ℓ/∂v", ("∇_{y}g: zero where y", "is the minimiser"), "s tracks it,", "y moves against s"),
     ]
     for centre, name, what, *use in columns:
@@ -129,8 +140,14 @@ def slots() -> Drawing:
     drawing.box(570, 76, 160, 164, UPPER)
     for k, line in enumerate(("the step", "", "gather, catch up,", "ℓ-gradients,", "track, scatter")):
         drawing.text(650, 112 + 24 * k, line, size=14 if k else 16)
-    drawing.text(380, 294, "Grey slots cost nothing: a lazy method moves them along s and u when they are next visited,")
-    drawing.text(380, 314, "by all steps that they have missed at once. Other methods leave them where they are.")
+    drawing.text(
+        380,
+        294,
+        "Grey slots cost nothing: a lazy method moves them along s and u when they are next visited,",
+    )
+    drawing.text(
+        380, 314, "by all steps that they have missed at once. Other methods leave them where they are."
+    )
     return drawing
 
 

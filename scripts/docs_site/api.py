@@ -1,6 +1,6 @@
 """The API reference: pages made from the tables of docs/api.md, and a check that no public name is missing.
 
-A section of docs/api.md is a page of the reference. Comments in it name the page, and the module of each table:
+A section of docs/api.md is a page of the reference. Comments name the page and the module of each table:
 
     <!-- page: problem -->
     <!-- module: bilevax -->
@@ -91,7 +91,9 @@ def problems(text: str) -> list[str]:
     public = {f"{module}.{name}" for module in MODULES for name in exported(module)}
     missing = [f"{name} is public, but not in docs/api.md" for name in sorted(public - set(listed))]
     strange = [f"{name} is in docs/api.md, but not public" for name in sorted(set(listed) - public)]
-    twice = [f"{name} is in docs/api.md twice" for name in sorted({one for one in listed if listed.count(one) > 1})]
+    twice = [
+        f"{name} is in docs/api.md twice" for name in sorted({one for one in listed if listed.count(one) > 1})
+    ]
     return missing + strange + twice
 
 

@@ -1,7 +1,8 @@
 """What griffe, which reads the docstrings for the site, must be told about ours.
 
-Docstrings have Google's sections, Markdown, and reST for mathematics alone, as JAX's have. Here the mathematics
-becomes Markdown's, and things whose signature is made at run time get it: equinox modules, decorated functions.
+Docstrings have Google's sections, Markdown, and reST for mathematics alone, as JAX's have. Here the
+mathematics becomes Markdown's, and things whose signature is made at run time get it: equinox modules and
+decorated functions.
 """
 
 from __future__ import annotations

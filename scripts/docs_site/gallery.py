@@ -50,7 +50,11 @@ def missing(found: list[Example]) -> list[str]:
     if not PICTURES.is_dir():
         return []
     names = {one.name for one in found}
-    absent = [f"docs/gallery/{one.name}.png is missing: run make gallery" for one in found if not one.picture.exists()]
+    absent = [
+        f"docs/gallery/{one.name}.png is missing: run make gallery"
+        for one in found
+        if not one.picture.exists()
+    ]
     strays = [path for path in sorted(PICTURES.glob("*.png")) if path.stem not in names]
     return absent + [f"docs/gallery/{path.name} belongs to no script in examples/" for path in strays]
 
@@ -82,6 +86,6 @@ def _index(found: list[Example]) -> str:
         for one in found
     )
     return (
-        "# Gallery\n\nScripts that run as they are, each of which ends in a picture. `make gallery` draws all of "
-        f'them.\n\n<div class="cards">\n{cards}\n</div>\n'
+        "# Gallery\n\nScripts that run as they are, each of which ends in a picture. `make gallery` draws "
+        f'all of them.\n\n<div class="cards">\n{cards}\n</div>\n'
     )

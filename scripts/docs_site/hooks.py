@@ -1,4 +1,4 @@
-"""What MkDocs calls while it builds the site: pages from other files, links, mathematics, and the last checks."""
+"""What MkDocs calls while it builds the site: pages from other files, links, mathematics, last checks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,14 @@ from scripts.docs_site import api, gallery, links, mathematics
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # Files of the repository that are pages of the site, by their place there.
-ELSEWHERE = {"changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md", "security.md": "SECURITY.md"}
-_OUTSIDE = re.compile(r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//[^>]*>|<link\b[^>]*>""")
+ELSEWHERE = {
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "security.md": "SECURITY.md",
+}
+_OUTSIDE = re.compile(
+    r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//[^>]*>|<link\b[^>]*>"""
+)
 
 
 def on_config(config: Any) -> Any:
@@ -52,7 +58,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
-    """Mathematics as MathML, and tables in boxes that scroll by themselves on narrow screens."""
+    """Mathematics as MathML."""
     try:
         return mathematics.rendered(html)
     except ValueError as error:
@@ -60,12 +66,16 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """Checks that every public name has its place in the reference, and that nothing is loaded from elsewhere."""
+    """Checks that every public name is in the reference, and that nothing is loaded from elsewhere."""
     site = Path(config["site_dir"])
     found: list[str] = []
     for section in api.sections(api.PAGE.read_text(encoding="utf-8")):
         html = (site / "api" / f"{section.page}.html").read_text(encoding="utf-8")
-        found += [f"{one.path} is not on api/{section.page}.html" for one in section.names if f'id="{one.path}"' not in html]
+        found += [
+            f"{one.path} is not on api/{section.page}.html"
+            for one in section.names
+            if f'id="{one.path}"' not in html
+        ]
     for path in sorted(site.rglob("*.html")):
         for tag in _OUTSIDE.findall(path.read_text(encoding="utf-8")):
             if not tag.startswith("<link") or re.search(r'href="(?:https?:)?//', tag):

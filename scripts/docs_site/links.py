@@ -11,7 +11,9 @@ _CODE = re.compile(r"(^```.*?^```|^~~~.*?^~~~|`[^`\n]+`)", re.DOTALL | re.MULTIL
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 
 
-def for_the_site(text: str, source: str, place: str, pages: dict[str, str], is_folder: Callable[[str], bool]) -> str:
+def for_the_site(
+    text: str, source: str, place: str, pages: dict[str, str], is_folder: Callable[[str], bool]
+) -> str:
     """A page's Markdown with links that hold on the site.
 
     Args:

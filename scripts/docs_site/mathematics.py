@@ -9,7 +9,8 @@ import html
 import re
 
 _MARKED = re.compile(
-    r'<(?P<tag>span|div) class="arithmatex">\s*\\(?P<kind>[(\[])(?P<latex>.*?)\\[)\]]\s*</(?P=tag)>', re.DOTALL
+    r'<(?P<tag>span|div) class="arithmatex">\s*\\(?P<kind>[(\[])(?P<latex>.*?)\\[)\]]\s*</(?P=tag)>',
+    re.DOTALL,
 )
 _ENVIRONMENT = re.compile(r"\\begin\{(\w+\*?)\}.*?\\end\{\1\}", re.DOTALL)
 
