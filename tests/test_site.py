@@ -81,6 +81,12 @@ def test_links_to_pages_stay_on_the_site_and_others_lead_to_the_forge():
         assert on_the_site(same) == same
 
 
+def test_links_named_after_a_file_are_named_after_its_title():
+    text = "see [paper.md](paper.md#x), [other.md](other.md) and [the paper](paper.md)"
+    named = links.with_titles(text, {"paper.md": "The paper"})
+    assert named == "see [The paper](paper.md#x), [other.md](other.md) and [the paper](paper.md)"
+
+
 def test_examples_have_titles_and_the_gallery_its_pictures():
     found = gallery.examples()
     assert all(one.title and one.code for one in found)

@@ -53,9 +53,13 @@ class Docstrings(griffe.Extension):  # pyright: ignore[reportUntypedBaseClass]
         _sign(pkg)
 
 
+# Not in the reference, and slow to import.
+NOT_SHOWN = ("bilevax.experiments", "bilevax.cli", "bilevax.__main__")
+
+
 def _sign(thing: Any) -> None:
     for member in list(thing.members.values()):
-        if member.is_alias:
+        if member.is_alias or member.path in NOT_SHOWN:
             continue
         if member.is_class and "__init__" not in member.members and _is_equinox_module(member.path):
             own = griffe.Parameter("self", kind=griffe.ParameterKind.positional_or_keyword)

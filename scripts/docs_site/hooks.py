@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     pages["README.md"] = "index.md"
     if place == "api.md":
         markdown = api.linked(markdown)
+    markdown = links.with_titles(markdown, _titles())
     return links.for_the_site(markdown, source, place, pages, lambda path: (ROOT / path).is_dir())
 
 
@@ -81,6 +83,12 @@ def on_post_build(config: Any) -> None:
             if not tag.startswith("<link") or re.search(r'href="(?:https?:)?//', tag):
                 found.append(f"{path.relative_to(site)} loads something from elsewhere: {tag}")
     _raise(found)
+
+
+@functools.cache
+def _titles() -> dict[str, str]:
+    texts = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
+    return {name: text.partition("\n")[0].removeprefix("# ") for name, text in texts.items()}
 
 
 def _raise(problems: list[str]) -> None:

@@ -11,6 +11,11 @@ _CODE = re.compile(r"(^```.*?^```|^~~~.*?^~~~|`[^`\n]+`)", re.DOTALL | re.MULTIL
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 
 
+def with_titles(text: str, titles: dict[str, str]) -> str:
+    """Links that are named after a file of docs/, as a forge shows it, named after the page's title."""
+    return re.sub(r"\[(\w+\.md)\](?=\()", lambda found: f"[{titles.get(found[1], found[1])}]", text)
+
+
 def for_the_site(
     text: str, source: str, place: str, pages: dict[str, str], is_folder: Callable[[str], bool]
 ) -> str:

@@ -31,7 +31,7 @@ def to_mathml(latex: str, display: bool) -> str:
     text = " ".join(latex.split())
     # `\Big(` and its like only choose a size, which MathML finds by itself.
     text = re.sub(r"\\[Bb]igg?[lr]?(?![A-Za-z])", "", text)
-    text = text.replace(r"\arg", r"\operatorname{arg}\,")
+    text = text.replace(r"\arg\min", r"\operatorname{argmin}").replace("{aligned}", "{split}")
     outside = _ENVIRONMENT.sub("", text)
     if r"\\" in outside or "&" in outside:
         text = rf"\begin{{split}}{text}\end{{split}}"
