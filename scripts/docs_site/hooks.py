@@ -25,7 +25,8 @@ _OUTSIDE = re.compile(
 
 
 def on_config(config: Any) -> Any:
-    """Puts the pages of the gallery into the navigation, after its first page."""
+    """Puts the pages of the gallery into the navigation, and gives headings the anchors of a forge."""
+    config["mdx_configs"].setdefault("toc", {})["slugify"] = links.anchor
     own = [f"gallery/{one.name}.md" for one in gallery.examples()]
     config["nav"] = [
         {"Gallery": [part["Gallery"], *own]} if "Gallery" in part else part for part in config["nav"]

@@ -11,6 +11,11 @@ _CODE = re.compile(r"(^```.*?^```|^~~~.*?^~~~|`[^`\n]+`)", re.DOTALL | re.MULTIL
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 
 
+def anchor(title: str, separator: str = "-") -> str:
+    """The anchor of a heading, as forges make it."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", separator)
+
+
 def with_titles(text: str, titles: dict[str, str]) -> str:
     """Links that are named after a file of docs/, as a forge shows it, named after the page's title."""
     return re.sub(r"\[(\w+\.md)\](?=\()", lambda found: f"[{titles.get(found[1], found[1])}]", text)
