@@ -46,7 +46,7 @@ faults: .venv/dev
 lint: .venv/dev
 	$(bin)/ruff check .
 	$(bin)/ruff format --check .
-	$(bin)/python -m pytest tests/test_house.py tests/test_docs.py --deselect $(run_pages)
+	$(bin)/python -m pytest tests/test_house.py tests/test_docs.py tests/test_site.py --deselect $(run_pages)
 	$(bin)/pyright --pythonpath $(bin)/python
 
 format: .venv/dev
