@@ -16,7 +16,7 @@ def test_readme_is_read_in_a_minute():
     assert README.count("\n") <= 120
     assert len(EXAMPLES) == 1
     lines = [line for line in EXAMPLES[0].splitlines() if line.strip()]
-    assert len(lines) <= 17
+    assert len(lines) <= 15
     assert (ROOT / "docs" / "drawings" / "penalties.png").stat().st_size < 150_000
 
 
