@@ -122,14 +122,16 @@ def search(page: Any, address: str) -> list[str]:
     faults: list[str] = []
     for word, expected in SEARCHED.items():
         page.goto(f"{address}/index.html", wait_until="networkidle")
-        page.evaluate("() => document.querySelector('[data-md-toggle=search]').click()")
+        page.locator("[data-md-toggle=search]").dispatch_event("click")  # waits until it is there
         page.fill("input.md-search__input", word)
-        try:
-            page.wait_for_selector(
-                f'.md-search-result__link[href*="{expected}"]', state="attached", timeout=60_000
-            )
-        except Exception as error:
-            faults.append(f"the search for {word!r} does not find {expected}: {str(error).splitlines()[0]}")
+        result = page.locator(f'.md-search-result__link[href*="{expected}"]')
+        for _ in range(20):
+            page.press("input.md-search__input", "End")  # the theme looks at the words when a key is released
+            with contextlib.suppress(Exception):
+                result.first.wait_for(state="attached", timeout=1_000)
+                break
+        else:
+            faults.append(f"the search for {word!r} does not find {expected}")
     return faults
 
 
