@@ -17,7 +17,7 @@ ifneq ($(wildcard $(data)),)
 export BILEVAX_DATA ?= $(data)
 endif
 
-.PHONY: demo test test-oldest fuzz faults lint format wheel bench clean
+.PHONY: demo test test-oldest fuzz faults lint format wheel bench docs docs-test clean
 
 demo: .venv/experiments
 	$(bin)/python -m bilevax.experiments.demo
@@ -46,7 +46,7 @@ faults: .venv/dev
 lint: .venv/dev
 	$(bin)/ruff check .
 	$(bin)/ruff format --check .
-	$(bin)/python -m pytest tests/test_house.py tests/test_docs.py --deselect $(run_pages)
+	$(bin)/python -m pytest tests/test_house.py tests/test_docs.py tests/test_site.py --deselect $(run_pages)
 	$(bin)/pyright --pythonpath $(bin)/python
 
 format: .venv/dev
@@ -70,6 +70,16 @@ BENCH ?= step launches growth speedup memory "runner overhead" peers "single_blo
 
 bench: .venv/dev
 	for name in $(BENCH); do $(bin)/python -m benchmarks.$$name || exit 1; done
+
+# The site, in build/site. Every warning is an error, and a public name without a place in the reference is one.
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: .venv/docs
+	$(bin)/python -m mkdocs build --quiet
+	@echo "build/site/index.html is the first page"
+
+# Opens the site in Chromium (Debian's package of that name), wide and narrow. Screenshots: build/screenshots.
+docs-test: docs .venv/docs-test
+	$(bin)/python -m scripts.docs_site.browse
 
 clean:
 	rm -rf .venv .venv-oldest build dist results .pytest_cache .ruff_cache .hypothesis

@@ -93,7 +93,7 @@ def labelled(seed: int, rows: int, width: int, flipped: float) -> tuple[np.ndarr
 
 
 def reweighting(n: int = 1000, clean: int = 50, d: int = 20, m: int = 100) -> Case:
-    """README's quick start: a weight per noisy row, classifiers of many temperatures judged on clean rows."""
+    """The quick start: a weight per noisy row, classifiers of many temperatures judged on clean rows."""
     features, noisy, wrong = labelled(0, n + clean, d, 0.4)
     labels = np.where(wrong, -noisy, noisy)
 
@@ -342,7 +342,7 @@ CASES: dict[str, Callable[[], Case]] = {
     f"{kind}, κ = {conditioning:g}, noise {noise:g}": functools.partial(of_family, kind, conditioning, noise)
     for kind, conditioning, noise in itertools.product(KINDS, (3.0, 30.0), (0.3, 1.0))
 } | {
-    "reweighting (README)": reweighting,
+    "reweighting (quick start)": reweighting,
     "folds of breast cancer": folds,
     "panel of ridges": panel,
     "proximal prior": proximal_prior,

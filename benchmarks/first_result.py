@@ -1,7 +1,7 @@
 """Seconds until the first result, in fresh processes, and where they go.
 
-`python -m benchmarks.first_result` runs `minimize` of 400 steps on the problem of the README's quick start,
-for each method in a process of its own: cold, and again with a warm cache of compiled programs
+`python -m benchmarks.first_result` runs `minimize` of 400 steps on the problem of docs/quickstart.md, for
+each method in a process of its own: cold, and again with a warm cache of compiled programs
 (`bx.program_cache`). It reports import, the first call, and a second call with the same shapes, in seconds of
 the clock and of the processor (the latter are steadier on a machine that others use), and how many seconds of
 the first call are tracing, lowering and compiling (of the clock; reading the cache counts as compiling).
@@ -80,7 +80,7 @@ def in_this_process(method: str, steps: int) -> dict[str, Any]:
 
 
 def quick_start(bx: Any, jax: Any, jnp: Any) -> tuple[Any, Any, Any]:
-    """The problem of the README, x0 and y0."""
+    """The problem of docs/quickstart.md, x0 and y0."""
     n, clean, d, m = 1000, 50, 20, 100
     keys = jax.random.split(jax.random.key(0), 3)
     rows = jax.random.normal(keys[0], (n + clean, d))

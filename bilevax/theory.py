@@ -152,7 +152,9 @@ def theorem_2(
     first estimators to be as good as a stage before would leave them: δ ≤ 2με_1.
 
     Args:
-      As in `theorem_1`; ε is here of F, and the constants have `pl`.
+      constants: of the problem, with `pl`.
+      epsilon: ε, of F.
+      blocks, blocks_per_step, batch_size, version: as in `theorem_1`.
 
     Returns:
       The parameters of each stage; a stage starts from the state in which the last one ended.

@@ -3,9 +3,9 @@
     .venv/bin/python scripts/trace_call.py --path                  # the installed package
     PYTHONPATH=/another/checkout .venv/bin/python scripts/trace_call.py
 
-It runs the first example of the README beside the package, with one step, so that the figures depend on no
-clock. They cover the start, the tracing of the compiled programs, and the end. A switch is a call or a return
-that leads from one file of the package to another. `--path` lists the files with their calls, in the order in
+It runs docs/quickstart.md beside the package, with one step, so that the figures depend on no clock. They
+cover the start, the tracing of the compiled programs, and the end. A switch is a call or a return that
+leads from one file of the package to another. `--path` lists the files with their calls, in the order in
 which they are first entered.
 """
 
@@ -58,11 +58,11 @@ class Trace:
 
 
 def quick_start() -> str:
-    """The first example of the README beside the package."""
-    text = (PACKAGE.parent / "README.md").read_text(encoding="utf-8")
+    """The example of docs/quickstart.md beside the package."""
+    text = (PACKAGE.parent / "docs" / "quickstart.md").read_text(encoding="utf-8")
     found = re.search(r"```python\n(.*?)```", text, re.DOTALL)
     if found is None:
-        raise SystemExit("the README has no example")
+        raise SystemExit("docs/quickstart.md has no example")
     return found[1].split("weights = ")[0]
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import bilevax as bx
 import bilevax.solvers.toolkit as toolkit
+from scripts.docs_site import links
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -78,7 +79,7 @@ def test_lines_of_prose_are_short(page):
 def anchors(page):
     """The anchors of a page's headings."""
     titles = [line.lstrip("# ") for _, line in prose(page) if line.startswith("#")]
-    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+    return {links.anchor(title) for title in titles}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -171,7 +171,8 @@ def curved_blocks(settings: CurvedSettings) -> CurvedBlocks:
       conditioning: D is evenly spaced on [1, conditioning].
       coupling: the order of magnitude of ‖B_i‖.
       bend: κ_g.
-      others: see `CurvedSettings`, `QuadraticSettings` and `FamilySettings`.
+
+    The other arguments are those of `CurvedSettings`, `QuadraticSettings` and `FamilySettings`.
 
     Returns:
       The family; its `least` and `solution` are None.

@@ -168,7 +168,8 @@ def kinds_blocks(settings: KindsSettings) -> Kinds:
       noise: standard deviation of the rows; h and e lie within 1 ± noise/(1 + noise) and have mean 1.
       conditioning: the curvatures of g in p and in −q are evenly spaced on [1, conditioning].
       coupling: how strongly p and q, and all of them and x, are coupled.
-      others: see `KindsSettings` and `FamilySettings`.
+
+    The other arguments are those of `KindsSettings` and `FamilySettings`.
 
     Returns:
       The family; y0 and `lower_solution` are dicts. It is not in `FAMILIES`, for want of constants.

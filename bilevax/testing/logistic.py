@@ -137,7 +137,8 @@ def logistic_blocks(settings: RegularisedSettings) -> LogisticBlocks:
       noise: standard deviation of the features about those of the block; labels have none.
       conditioning: of the noise-free Gram matrices of the features.
       coupling: ω.
-      others: see `RegularisedSettings` and `FamilySettings`.
+
+    The other arguments are those of `RegularisedSettings` and `FamilySettings`.
 
     Returns:
       The family; its `least` and `solution` are None.

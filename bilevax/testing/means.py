@@ -26,7 +26,8 @@ def mean_blocks(settings: QuadraticSettings) -> QuadraticUpper:
       noise: standard deviation of b and c; e lies within 1 ± noise/(1 + noise) and has mean 1.
       conditioning: the eigenvalues of each W_i are evenly spaced on [1, conditioning].
       coupling: the order of magnitude of ‖B_i‖.
-      others: see `QuadraticSettings` and `FamilySettings`.
+
+    The other arguments are those of `QuadraticSettings` and `FamilySettings`.
 
     Returns:
       The family; its y0 is None.

@@ -66,7 +66,8 @@ def mixture_blocks(settings: MixtureSettings) -> Mixture:
       noise: standard deviation of b, d and c; h and e lie within 1 ± noise/(1 + noise) and have mean 1.
       conditioning: the eigenvalues of each A_i are evenly spaced on [1, conditioning].
       coupling: the order of magnitude of ‖B_i‖ and ‖C_i‖.
-      others: see `MixtureSettings`, `QuadraticSettings` and `FamilySettings`.
+
+    The other arguments are those of `MixtureSettings`, `QuadraticSettings` and `FamilySettings`.
 
     Returns:
       The family; y0, `lower_solution` and `inverse_solution` are dicts.

@@ -169,7 +169,8 @@ def nested_blocks(settings: NestedSettings) -> Nested:
       noise: standard deviation of the rows; h and e lie within 1 ± noise/(1 + noise) and have mean 1.
       conditioning: the curvatures of g are evenly spaced on [1, conditioning].
       coupling: how strongly the levels depend on x and on one another.
-      others: see `NestedSettings` and `FamilySettings`.
+
+    The other arguments are those of `NestedSettings` and `FamilySettings`.
 
     Returns:
       The family; y0 and `lower_solution` are dicts. It is not in `FAMILIES`, for want of constants.

@@ -157,7 +157,8 @@ def pl_blocks(settings: PLSettings) -> PLBlocks:
       noise: standard deviation of b and s; h and e lie within 1 ± noise/(1 + noise) and have mean 1.
       conditioning: the eigenvalues of each A_i are evenly spaced on [1, conditioning].
       coupling: of y_i and x, positive.
-      others: see `PLSettings` and `FamilySettings`.
+
+    The other arguments are those of `PLSettings` and `FamilySettings`.
 
     Returns:
       The family.

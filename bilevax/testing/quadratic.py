@@ -25,7 +25,8 @@ def quadratic_blocks(settings: QuadraticSettings) -> QuadraticUpper:
         solution, A_i, B_i and y_i(x) do not depend on it.
       conditioning: the eigenvalues of each A_i are evenly spaced on [1, conditioning].
       coupling: the order of magnitude of ‖B_i‖.
-      others: see `QuadraticSettings` and `FamilySettings`.
+
+    The other arguments are those of `QuadraticSettings` and `FamilySettings`.
 
     Returns:
       The family.

@@ -145,7 +145,8 @@ def ridge_blocks(settings: RegularisedSettings) -> RidgeBlocks:
       noise: standard deviation of features (times d_y^(-1/2)) and labels about those of the block.
       conditioning: of the noise-free AᵀA and CᵀC, whose smallest eigenvalue is 1.
       coupling: ω, positive.
-      others: see `RegularisedSettings` and `FamilySettings`.
+
+    The other arguments are those of `RegularisedSettings` and `FamilySettings`.
 
     Returns:
       The family.
