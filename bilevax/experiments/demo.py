@@ -206,7 +206,6 @@ def plot(path: Path, results: dict[str, bx.Result], flipped: np.ndarray) -> None
         right.hist(weights(result)[which], bins=40, range=(0, 1), alpha=0.6, color=style.colour, label=label)
     right.set(xlabel="learnt weight of a training row", ylabel="rows", title=name)
     figures.legend_below(right)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figures.save(figure, path)
 
 
@@ -221,6 +220,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=3000, help="steps of each solver")
     parser.add_argument("--out", type=Path, default=Path("results/demo.png"), help="file of the plot")
     options = parser.parse_args(arguments)
+    if options.out.is_dir():
+        raise ValueError(f"out must be the file of the plot, got the folder {options.out}")
+    options.out.parent.mkdir(parents=True, exist_ok=True)  # if that fails, it fails before any work is done
     console = Console()
     began = time.perf_counter()
 
