@@ -47,7 +47,7 @@ def lower(x, y, block, batch):  # the error on the known ratings, and the penalt
 
 figure, ((axis,),) = figures.panels(1, 1, width=4.5, height=3.0)
 sizes = [size for size in (1_000, 10_000, 100_000, 1_000_000) if size < most] + [most]
-for users, style in zip(sizes, figures.shades(len(sizes)), strict=True):
+for users, style, line in zip(sizes, figures.shades(4), ("-", "-", "--", ":"), strict=False):
     rows, ratings = draw(users)
     offsets = np.arange(users + 1) * 4
     known, others = (
@@ -65,9 +65,8 @@ for users, style in zip(sizes, figures.shades(len(sizes)), strict=True):
         metrics={"distance": lambda problem, state: jnp.linalg.norm(state.x - jnp.log(BEST))},
     )
     print(f"{users:,} users: penalties {jnp.exp(result.x).round(2)}, {result.steps_per_second:,.0f} steps/s")
-    axis.plot(
-        result.history["step"], result.history["distance"], color=style.colour, label=f"{users:,} users"
-    )
+    steps, distance = result.history["step"], result.history["distance"]
+    axis.plot(steps, distance, line, color=style.colour, label=f"{users:,} users")
 axis.set(xlabel="step", ylabel="distance from the best penalties", ylim=(0, None))
-figures.legend_below(axis)
+figures.legend_below(axis, columns=3)
 figure.savefig(options.picture, dpi=150)

@@ -17,6 +17,17 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 
 
+def cells_of(source: str) -> list[str]:
+    """The paragraphs of a program after its docstring, all imports in one."""
+    parts = list(paragraphs(source))
+    imports = [part for part in parts if _only_imports(part)]
+    return ["\n\n".join(imports), *(part for part in parts if part not in imports)]
+
+
+def _only_imports(part: str) -> bool:
+    return all(isinstance(one, ast.Import | ast.ImportFrom) for one in ast.parse(part).body)
+
+
 def paragraphs(source: str) -> Iterator[str]:
     """The parts of a program after its docstring that are separated by blank lines between statements."""
     lines = source.splitlines()
@@ -49,7 +60,7 @@ def notebook(path: Path) -> dict[str, Any]:
     # Some programs start themselves again, for which they need their own file.
     setting = f'import sys\n\n__doc__ = "{title}"\n__file__ = "{path.name}"\nsys.argv = ["{path.name}"]'
     cells = [_cell("markdown", f"# {title}\n{text}"), _cell("code", setting)]
-    cells += [_cell("code", part) for part in paragraphs(source)]
+    cells += [_cell("code", part) for part in cells_of(source)]
     cells.append(_cell("code", f'from IPython.display import Image\n\nImage("{picture}")'))
     for number, cell in enumerate(cells):
         cell["id"] = f"{path.stem.replace('_', '-')}-{number}"
