@@ -25,7 +25,7 @@ parser.add_argument("--users", type=int, help="the largest number of users")
 options = parser.parse_args()
 figures.use_style()
 on_gpu = jax.default_backend() == "gpu"
-most = options.users or (2_000 if options.quick else 1_000_000 if on_gpu else 100_000)
+most = options.users or (800 if options.quick else 1_000_000 if on_gpu else 100_000)
 SPREAD = jnp.array([1.0, 0.5, 0.25, 0.1])  # how far users differ in a weight
 BEST = 1 / (4 * SPREAD**2)  # the penalties of the best estimator from four ratings with noise of one
 

@@ -60,7 +60,7 @@ problem = bx.Problem(upper, lower, stiffness, upper_data=bx.PerBlock(rows, range
 solution = rows.mean(axis=0)
 
 figure, ((axis,),) = figures.panels(1, 1, width=4.5, height=3.0)
-for solver in (HeavyBall(), bx.SOBA(), bx.BSVRBv2()):
+for solver in (HeavyBall(), bx.SOBA(), bx.BSVRBv2())[: 1 if options.quick else 3]:
     name = type(solver).__name__
     result = bx.minimize(
         problem,
