@@ -17,10 +17,21 @@ ifneq ($(wildcard $(data)),)
 export BILEVAX_DATA ?= $(data)
 endif
 
-.PHONY: demo test test-oldest fuzz faults lint format wheel bench docs docs-test clean
+.PHONY: demo gallery notebooks test test-oldest fuzz faults lint format wheel bench docs docs-test clean
 
 demo: .venv/experiments
 	$(bin)/python -m bilevax.experiments.demo
+
+# The pictures of the gallery, drawn anew: about twenty minutes. `make gallery GALLERY=grouped` draws one.
+GALLERY ?= $(patsubst examples/%.py,%,$(wildcard examples/*.py))
+
+gallery: .venv/dev
+	mkdir -p docs/gallery
+	for name in $(GALLERY); do \
+	  echo $$name; $(bin)/python examples/$$name.py --picture docs/gallery/$$name.png || exit 1; done
+
+notebooks: .venv/dev
+	$(bin)/python -m scripts.notebooks build/notebooks
 
 test: .venv/dev
 	XLA_FLAGS="$$(echo $$XLA_FLAGS $(TEST_XLA_FLAGS))" $(bin)/python -m pytest $(PYTEST_ARGS)

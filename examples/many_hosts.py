@@ -1,105 +1,80 @@
-"""Thousands of ridge regressions that share their penalties, on all devices of one or more hosts.
+"""Several hosts: 1,024 ridge regressions that share their penalties.
 
-Block i is a task with its own rows and a weight vector y_i; x holds the logarithm of one penalty per feature,
-learnt so that all tasks do well on their held-out rows. Blocks, rows and weights are split over the devices.
-
-One host, all of its devices:
-
-    python examples/many_hosts.py
-
-Two hosts, with one command on each (the first host is the coordinator; any free port will do):
-
-    python examples/many_hosts.py --coordinator first.host:12345 --processes 2 --process 0
-    python examples/many_hosts.py --coordinator first.host:12345 --processes 2 --process 1
-
-SLURM, which gives every process its number (see docs/scaling.md):
-
-    srun python examples/many_hosts.py --cluster
+x holds a penalty per feature; blocks, their rows and weights are split over the devices of all
+hosts. The first of two runs `python examples/many_hosts.py --hosts first.host:12345 2 0`, the second
+the same with `2 1`; under SLURM all run it with `--hosts` alone. Without that, one process learns on
+this machine, and then two. The picture shows that they find the same penalties, but for rounding.
 """
 
-from __future__ import annotations
-
 import argparse
+import socket
+import subprocess
+import sys
+import tempfile
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import bilevax as bx
+from bilevax.experiments import figures
+
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--quick", action="store_true", help="few tasks and steps, to try it out")
+parser.add_argument("--picture", default="many_hosts.png", help="where the picture goes")
+parser.add_argument("--hosts", nargs="*", help="first host and port, processes, number of this one")
+parser.add_argument("--checkpoint", help="a folder that all hosts share")
+parser.add_argument("--result", help="where the first process writes x")
+options = parser.parse_args()
+TASKS, STEPS, ROWS, FEATURES = (64, 100, 24, 16) if options.quick else (1024, 400, 24, 16)
+if options.hosts is not None:
+    jax.distributed.initialize(*options.hosts[:1], *map(int, options.hosts[1:]))
 
 
-def upper(x, y, block, batch):
-    """The error on held-out rows."""
-    return 0.5 * jnp.mean((batch["row"] @ y - batch["target"]) ** 2)
+def upper(x, y, block, batch):  # the error on held-out rows
+    return jnp.mean((batch["row"] @ y - batch["target"]) ** 2)
 
 
-def lower(x, y, block, batch):
-    """The error on training rows, with the shared penalties."""
-    return 0.5 * jnp.mean((batch["row"] @ y - batch["target"]) ** 2) + 0.5 * jnp.sum(jnp.exp(x) * y**2)
+def lower(x, y, block, batch):  # the error on training rows, with the shared penalties
+    return jnp.mean((batch["row"] @ y - batch["target"]) ** 2) + jnp.exp(x) @ y**2
 
 
-def make_problem(tasks: int, rows: int, features: int) -> bx.Problem:
-    """Tasks whose true weights are large for the first features and small for the last."""
-    random = np.random.default_rng(0)
-    scale = np.logspace(0, -2, features)
-    weights = random.normal(size=(tasks, features)) * scale
-
-    def data(count: int) -> bx.PerBlock:
-        row = random.normal(size=(tasks, count, features)).astype(np.float32)
-        noise = random.normal(size=(tasks, count))
-        target = (np.einsum("trf,tf->tr", row, weights) + noise).astype(np.float32)
-        stacked = {"row": row.reshape(-1, features), "target": target.reshape(-1)}
-        return bx.PerBlock(stacked, np.arange(tasks + 1) * count)
-
-    return bx.Problem(upper, lower, blocks=tasks, upper_data=data(rows), lower_data=data(rows))
+def draw():  # rows of all tasks; features matter less and less
+    row = random.normal(size=(TASKS * ROWS, FEATURES)).astype(np.float32)
+    target = (row * weights.repeat(ROWS, axis=0)).sum(1) + random.normal(size=len(row))
+    return bx.PerBlock({"row": row, "target": target.astype(np.float32)}, np.arange(TASKS + 1) * ROWS)
 
 
-def main() -> None:
-    """Learns the penalties and prints the result."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--cluster", action="store_true", help="let JAX get its process number from SLURM or MPI"
-    )
-    parser.add_argument("--coordinator", help="address and port of the first host")
-    parser.add_argument("--processes", type=int)
-    parser.add_argument("--process", type=int)
-    parser.add_argument("--tasks", type=int, default=4096)
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--checkpoint", help="a folder that all hosts share")
-    options = parser.parse_args()
-    if options.cluster:
-        jax.distributed.initialize()
-    elif options.coordinator:
-        jax.distributed.initialize(options.coordinator, options.processes, options.process)
+random = np.random.default_rng(0)
+weights = random.normal(size=(TASKS, FEATURES)) * np.logspace(0, -2, FEATURES)
+result = bx.minimize(
+    bx.Problem(upper, lower, TASKS, upper_data=draw(), lower_data=draw()),
+    jnp.zeros(FEATURES),
+    jnp.zeros((TASKS, FEATURES)),
+    solver=bx.BlockNewton(optax.adam(0.03)),  # left out, x would take some thousand steps
+    steps=STEPS,
+    sampling=bx.Sampling(TASKS // 8, batch_size=8, strata=max(2, jax.device_count())),
+    mesh=jax.make_mesh((jax.device_count(),), ("blocks",)),
+    checkpoint=options.checkpoint and bx.Checkpoint(options.checkpoint, resume=True),
+)
+if options.result and jax.process_index() == 0:
+    np.save(options.result, result.x)
+if options.hosts is not None:
+    sys.exit()
 
-    features, devices = 16, jax.device_count()
-    tasks = options.tasks // devices * devices
-    problem = make_problem(tasks, rows=24, features=features)
-    mesh = jax.make_mesh((devices,), ("blocks",))
-    solver = bx.BSVRBv2(upper_step=0.5, alpha=0.5)
-    x0, y0 = jnp.zeros(features), jnp.zeros((tasks, features))
-    sampling = {"blocks_per_step": min(tasks, 64 * devices), "batch_size": 8}
-    checkpoint = None if options.checkpoint is None else bx.Checkpoint(options.checkpoint, resume=True)
-    key = jax.random.key(0)
-    estimate = bx.memory_estimate(problem, x0, y0, solver=solver, mesh=mesh, **sampling)
-    if jax.process_index() == 0:
-        print(estimate)
-    result = bx.minimize(
-        problem,
-        x0,
-        y0,
-        solver=solver,
-        steps=options.steps,
-        key=key,
-        checkpoint=checkpoint,
-        mesh=mesh,
-        **sampling,
-    )
-    if jax.process_index() == 0:
-        losses = result.history["objective"]
-        print(f"{tasks} tasks on {devices} devices, {result.steps_per_second:,.0f} steps/s")
-        print(f"held-out error {losses[0]:.3f} → {losses[-1]:.3f}; penalties {np.exp(result.x).round(2)}")
+with tempfile.TemporaryDirectory() as folder:
+    with socket.create_server(("localhost", 0)) as free:
+        place = f"localhost:{free.getsockname()[1]}"
+    command = [sys.executable, __file__, *sys.argv[1:], f"--result={folder}/x.npy", "--hosts", place, "2"]
+    _ = [process.wait() for process in [subprocess.Popen([*command, number]) for number in "01"]]
+    of_two = np.load(f"{folder}/x.npy")
+print("largest difference in x between one process and two:", np.abs(of_two - result.x).max())
 
-
-if __name__ == "__main__":
-    main()
+figures.use_style()
+figure, ((axis,),) = figures.panels(1, 1, width=4.5, height=2.8)
+axis.plot(np.exp(result.x), "o", color="0.7", markersize=8, label="one process")
+axis.plot(np.exp(of_two), "x", color="#0072B2", label="two processes")
+axis.set(xlabel="feature", ylabel="learnt penalty", yscale="log")
+figures.legend_below(axis)
+figure.savefig(options.picture, dpi=150)

@@ -86,7 +86,7 @@ def test_make_test_oldest_installs_the_floors_of_pyproject():
         if pin.marker is None or pin.marker.evaluate(on_oldest_python)
     }
     extras = PROJECT["optional-dependencies"]
-    used = ("diagnostics", "experiments", "checkpoints", "tensorboard", "data", "cli")
+    used = ("diagnostics", "experiments", "checkpoints", "flax", "tensorboard", "data", "cli")
     expected = floors(PROJECT["dependencies"]) | floors(need for extra in used for need in extras[extra])
     assert {name: oldest.get(name) for name in expected} == expected
 

@@ -11,6 +11,7 @@ import numpy as np
 
 import bilevax as bx
 from bilevax.experiments import figures, validation
+from bilevax.experiments.arguments import check_names
 from bilevax.experiments.report import Report
 from bilevax.solvers.toolkit import msvr_gamma
 
@@ -40,6 +41,9 @@ class AblationOptions:
     seed: int = 0
     rows: int | None = None
     blocks: int = validation.BLOCKS
+
+    def __post_init__(self) -> None:
+        check_names("methods", self.methods, validation.METHODS)
 
     def quick(self) -> AblationOptions:
         """A short check: few values, trials, steps, rows and blocks."""

@@ -1,13 +1,30 @@
-"""Command lines of single modules, made from a dataclass of options; they do not need the extra `cli`."""
+"""Options of experiments: names that are checked, and command lines of single modules.
+
+These command lines are made from a dataclass of options, and do not need the extra `cli`.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import typing
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+def check_names(name: str, got: Iterable[str], known: Iterable[str]) -> None:
+    """Raises ValueError if some names are unknown.
+
+    Example:
+      >>> check_names("data", ("a8a", "mars"), ("a8a", "w8a"))
+      Traceback (most recent call last):
+      ValueError: data must be among ['a8a', 'w8a'], got ['mars']
+    """
+    unknown = sorted(set(got) - set(known))
+    if unknown:
+        raise ValueError(f"{name} must be among {list(known)}, got {unknown}")
 
 
 def make_parser(kind: type[Any], description: str | None, out: str) -> argparse.ArgumentParser:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,23 +10,33 @@ import typer
 
 from bilevax._util.cli_errors import errors_as_messages
 
-reproduce_app = typer.Typer(no_args_is_help=True, help="The paper's experiments: tables, plots and settings.")
+PAPER, THEORY, BEYOND = "The paper's experiments", "The paper's theorems", "Beyond the paper"
+
+reproduce_app = typer.Typer(
+    no_args_is_help=True, help="Run an experiment: a table, a plot and its settings, in a folder of results."
+)
+
+
+def experiment(panel: str, example: str) -> Callable[[Any], Any]:
+    """Makes a function a command: where the table of contents lists it, and the words of an example."""
+    return reproduce_app.command(rich_help_panel=panel, epilog=f"Example: bilevax reproduce {example}")
+
 
 Method = Annotated[
     list[str] | None, typer.Option(help="a method; repeat for several; default: those of the experiment")
 ]
 Data = Annotated[list[str] | None, typer.Option(help="a8a or w8a; repeat for both; default: both")]
 RankingData = Annotated[str, typer.Option(help="ml-1m, ml-20m, netflix, or generated: like-ml-1m, …")]
-Trials = Annotated[int, typer.Option(help="runs per method, each with its own split and samples")]
-Seeds = Annotated[int, typer.Option(help="runs per table entry, side by side")]
-Seed = Annotated[int, typer.Option(help="the first seed")]
-Steps = Annotated[int, typer.Option(help="steps of every run")]
-Epochs = Annotated[int, typer.Option(help="epochs of every training (ranking)")]
+Trials = Annotated[int, typer.Option(help="runs per method, each with its own split and samples", min=1)]
+Seeds = Annotated[int, typer.Option(help="runs per table entry, side by side", min=1)]
+Seed = Annotated[int, typer.Option(help="the first seed", min=0)]
+Steps = Annotated[int, typer.Option(help="steps of every run", min=1)]
+Epochs = Annotated[int, typer.Option(help="epochs of every training (ranking)", min=1)]
 Out = Annotated[Path, typer.Option(help="the results go to a folder of this one, named after the experiment")]
 Quick = Annotated[bool, typer.Option("--quick", help="a check of about a minute, with few rows and steps")]
 Protocol = Annotated[str, typer.Option(help="ours, or paper: by the paper's own rules")]
 Resume = Annotated[bool, typer.Option("--resume", help="run only what is missing in the folder")]
-Processes = Annotated[int, typer.Option(help="how many results are computed at a time")]
+Processes = Annotated[int, typer.Option(help="how many results are computed at a time", min=1)]
 TheoremFamily = Annotated[
     str, typer.Option(help="quadratic, or curved: blocks whose Hessian and Jacobian move with x and y")
 ]
@@ -44,17 +55,19 @@ def is_paper(protocol: str) -> bool:
     return protocol == "paper"
 
 
-@reproduce_app.command()
+@experiment(PAPER, "hyperopt --data a8a --method BSVRBv2 --trials 2")
 def hyperopt(
     protocol: Protocol = "ours",
     data: Data = None,
     method: Method = None,
     trials: Trials = 4,
     steps: Steps = 5000,
-    seconds: Annotated[float, typer.Option(help="maximum duration of a run, without compilation")] = 60.0,
-    settings: Annotated[int, typer.Option(help="points of the paper's grid per method (paper)")] = 24,
-    tuning_steps: Annotated[int, typer.Option(help="steps of each of them (paper)")] = 1000,
-    rows: Annotated[int | None, typer.Option(help="rows of the data to use; default: all")] = None,
+    seconds: Annotated[
+        float, typer.Option(help="maximum duration of a run, without compilation", min=1)
+    ] = 60.0,
+    settings: Annotated[int, typer.Option(help="points of the paper's grid per method (paper)", min=1)] = 24,
+    tuning_steps: Annotated[int, typer.Option(help="steps of each of them (paper)", min=1)] = 1000,
+    rows: Annotated[int | None, typer.Option(help="rows of the data to use; default: all", min=1)] = None,
     seed: Seed = 0,
     processes: Processes = 1,
     resume: Resume = False,
@@ -81,7 +94,7 @@ def hyperopt(
         hyperopt.run(options, folder, quick=quick, resume=resume, processes=processes)
 
 
-@reproduce_app.command()
+@experiment(PAPER, "ablation --method BSVRBv2")
 def ablation(
     method: Method = None,
     trials: Trials = 4,
@@ -98,10 +111,10 @@ def ablation(
         ablation.run(options, out / "ablation", quick=quick)
 
 
-@reproduce_app.command()
+@experiment(PAPER, "noise --seeds 2")
 def noise(
     protocol: Protocol = "ours",
-    seeds: Annotated[int | None, typer.Option(help="splits; default: 5, or the paper's 3")] = None,
+    seeds: Annotated[int | None, typer.Option(help="splits; default: 5, or the paper's 3", min=1)] = None,
     noise_level: Annotated[
         list[str] | None, typer.Option(help="0*, 0, 0.1, …, 0.4; repeat for several; default: all (paper)")
     ] = None,
@@ -129,7 +142,7 @@ def noise(
         noise.run(noise.NoiseOptions(seeds=seeds or 5, first_seed=seed), out / "noise", quick=quick)
 
 
-@reproduce_app.command()
+@experiment(BEYOND, "grouped --part squared --splits 1")
 def grouped(
     data: Annotated[str, typer.Option(help="a table of ratings: ml-1m, or a path")] = "ml-1m",
     part: Annotated[
@@ -139,12 +152,12 @@ def grouped(
             "skewed_known or new; repeat for several; default: all"
         ),
     ] = None,
-    splits: Annotated[int, typer.Option(help="number of splits")] = 5,
-    users: Annotated[int | None, typer.Option(help="most users (squared loss); default: all")] = None,
-    logistic_users: Annotated[int, typer.Option(help="most users (logistic loss)")] = 2000,
-    quantile_users: Annotated[int, typer.Option(help="most users (quantile loss)")] = 1000,
-    boosted: Annotated[int, typer.Option(help="splits in which boosting takes part; it is slow")] = 1,
-    processes: Annotated[int, typer.Option(help="splits that are run at a time, a core each")] = 1,
+    splits: Annotated[int, typer.Option(help="number of splits", min=1)] = 5,
+    users: Annotated[int | None, typer.Option(help="most users (squared loss); default: all", min=1)] = None,
+    logistic_users: Annotated[int, typer.Option(help="most users (logistic loss)", min=1)] = 2000,
+    quantile_users: Annotated[int, typer.Option(help="most users (quantile loss)", min=1)] = 1000,
+    boosted: Annotated[int, typer.Option(help="splits in which boosting takes part; it is slow", min=0)] = 1,
+    processes: Annotated[int, typer.Option(help="splits that are run at a time, a core each", min=1)] = 1,
     seed: Seed = 0,
     out: Out = RESULTS,
     quick: Quick = False,
@@ -168,13 +181,13 @@ def grouped(
         grouped.run(options, out / "grouped", quick=quick, resume=resume)
 
 
-@reproduce_app.command()
+@experiment(BEYOND, "auc --part classifiers --data w8a")
 def auc(
     data: Data = None,
     part: Annotated[
         list[str] | None, typer.Option(help="classifiers or tasks; repeat for both; default: both")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="splits, and runs of every method")] = 5,
+    seeds: Annotated[int, typer.Option(help="splits, and runs of every method", min=1)] = 5,
     seed: Seed = 0,
     out: Out = RESULTS,
     quick: Quick = False,
@@ -187,15 +200,15 @@ def auc(
         auc.run(options, out / "auc", quick=quick)
 
 
-@reproduce_app.command()
+@experiment(BEYOND, "meta --family sines --seeds 2")
 def meta(
     family: Annotated[
         list[str] | None, typer.Option(help="sines or digits; repeat for both; default: both")
     ] = None,
     method: Method = None,
-    tasks: Annotated[int, typer.Option(help="tasks to learn from")] = 1000,
-    seconds: Annotated[float, typer.Option(help="processor seconds of a run")] = 60.0,
-    tuning_seconds: Annotated[float, typer.Option(help="of each of nine settings")] = 20.0,
+    tasks: Annotated[int, typer.Option(help="tasks to learn from", min=1)] = 1000,
+    seconds: Annotated[float, typer.Option(help="processor seconds of a run", min=0)] = 60.0,
+    tuning_seconds: Annotated[float, typer.Option(help="of each of nine settings", min=0)] = 20.0,
     seeds: Seeds = 5,
     seed: Seed = 0,
     out: Out = RESULTS,
@@ -212,14 +225,14 @@ def meta(
         meta.run(options, out / "meta", quick=quick)
 
 
-@reproduce_app.command()
+@experiment(PAPER, "ndcg --data ml-1m --method k-song --seeds 2")
 def ndcg(
     protocol: Protocol = "ours",
     data: RankingData = "ml-1m",
     method: Method = None,
     seeds: Seeds = 5,
     epochs: Annotated[
-        int | None, typer.Option(help="epochs of every training; default: 250, or the paper's 120")
+        int | None, typer.Option(help="epochs of every training; default: 250, or the paper's 120", min=1)
     ] = None,
     hyperparameters: Annotated[
         Path | None, typer.Option(help="a JSON file by method, such as the best.json of `bilevax tune`")
@@ -245,7 +258,7 @@ def ndcg(
         ndcg.run(options, out / "ndcg", quick=quick, resume=resume, hyperparameters=chosen)
 
 
-@reproduce_app.command()
+@experiment(THEORY, "rates --part epsilon --seeds 2")
 def rates(
     method: Method = None,
     part: Annotated[
@@ -274,7 +287,7 @@ def rates(
         rates.run(options, folder, quick=quick, resume=resume, processes=processes)
 
 
-@reproduce_app.command()
+@experiment(THEORY, "restarts --seeds 4")
 def restarts(
     method: Method = None, seeds: Seeds = 8, seed: Seed = 0, out: Out = RESULTS, quick: Quick = False
 ) -> None:
@@ -286,7 +299,7 @@ def restarts(
         restarts.run(options, out / "restarts", quick=quick)
 
 
-@reproduce_app.command()
+@experiment(THEORY, "choices --question gamma --quick")
 def choices(
     question: Annotated[
         list[str] | None,
@@ -315,27 +328,29 @@ def tune(
     problem: Annotated[str, typer.Argument(help="a8a, w8a, or a ranking data set: ml-1m, …")],
     method: Method = None,
     grid: Annotated[str, typer.Option(help="wide, or paper: the published grid (a8a, w8a)")] = "wide",
-    trials: Annotated[int, typer.Option(help="trials per method")] = 48,
-    steps: Annotated[int, typer.Option(help="steps of every trial (a8a, w8a)")] = 5000,
+    trials: Annotated[int, typer.Option(help="trials per method", min=1)] = 48,
+    steps: Annotated[int, typer.Option(help="steps of every trial (a8a, w8a)", min=1)] = 5000,
     epochs: Epochs = 200,
-    positives: Annotated[int, typer.Option(help="positives per list (ranking)")] = 20,
-    averaging: Annotated[float, typer.Option(help="epochs over which models are averaged (ranking)")] = 10.0,
+    positives: Annotated[int, typer.Option(help="positives per list (ranking)", min=1)] = 20,
+    averaging: Annotated[
+        float, typer.Option(help="epochs over which models are averaged (ranking)", min=0)
+    ] = 10.0,
     gap: Annotated[
-        int, typer.Option(help="items of every user between training and development items (ranking)")
+        int, typer.Option(help="items of every user between training and development items (ranking)", min=0)
     ] = 5,
-    finalists: Annotated[int, typer.Option(help="best trials that are repeated (ranking)")] = 4,
-    repeats: Annotated[int, typer.Option(help="other seeds for every finalist (ranking)")] = 3,
+    finalists: Annotated[int, typer.Option(help="best trials that are repeated (ranking)", min=1)] = 4,
+    repeats: Annotated[int, typer.Option(help="other seeds for every finalist (ranking)", min=0)] = 3,
     resume: Annotated[
         bool, typer.Option("--resume", help="run only what is missing in the folder (ranking)")
     ] = False,
     ridge: Annotated[
-        float | None, typer.Option(help="λ; default: chosen by the first method (a8a, w8a)")
+        float | None, typer.Option(help="λ; default: chosen by the first method (a8a, w8a)", min=0)
     ] = None,
     seed: Seed = 1000,
     out: Out = RESULTS,
     quick: Quick = False,
 ) -> None:
-    """Tunes the hyper-parameters of every method on validation rows, with many trials side by side."""
+    """Find the best hyper-parameters of every method, with many trials side by side."""
     with errors_as_messages():
         from bilevax.experiments import ndcg_tune, tune
 

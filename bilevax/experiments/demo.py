@@ -176,7 +176,7 @@ def table(found: list[list[Score]]) -> Table:
     """Means over the splits: accuracy, gain over the clean rows alone, and seconds."""
     out = Table(
         "model",
-        title=f"Mean of {len(found)} splits, {FLIPPED:.0%} of the noisy labels flipped",
+        title=f"Means over splits: {len(found)}; {FLIPPED:.0%} of the noisy labels flipped",
         caption=f"gain: over '{CLEAN}', ± its standard error",
     )
     for heading in ("test accuracy", "gain", "seconds"):
@@ -187,7 +187,8 @@ def table(found: list[list[Score]]) -> Table:
     error = stats.sem(gain) if len(found) > 1 else np.full(len(names), np.nan)
     seconds = np.mean([[score.seconds for score in of_split] for of_split in found], axis=0)
     for name, a, g, e, s in zip(names, accuracy.mean(0), gain.mean(0), error, seconds, strict=True):
-        out.add_row(name, f"{a:.3f}", "" if name == CLEAN else f"{g:+.3f} ± {e:.3f}", f"{s:.2f}")
+        more = f"{g:+.3f} ± {e:.3f}" if len(found) > 1 else f"{g:+.3f}"
+        out.add_row(name, f"{a:.3f}", "" if name == CLEAN else more, f"{s:.2f}")
     return out
 
 
@@ -206,7 +207,6 @@ def plot(path: Path, results: dict[str, bx.Result], flipped: np.ndarray) -> None
         right.hist(weights(result)[which], bins=40, range=(0, 1), alpha=0.6, color=style.colour, label=label)
     right.set(xlabel="learnt weight of a training row", ylabel="rows", title=name)
     figures.legend_below(right)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figures.save(figure, path)
 
 
@@ -221,6 +221,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=3000, help="steps of each solver")
     parser.add_argument("--out", type=Path, default=Path("results/demo.png"), help="file of the plot")
     options = parser.parse_args(arguments)
+    if options.out.is_dir():
+        raise ValueError(f"out must be the file of the plot, got the folder {options.out}")
+    options.out.parent.mkdir(parents=True, exist_ok=True)  # if that fails, it fails before any work is done
     console = Console()
     began = time.perf_counter()
 

@@ -164,6 +164,13 @@ def styled(draw: Callable[P, T]) -> Callable[P, T]:
     return drawn
 
 
+def use_style() -> None:
+    """Gives all figures of a program the sizes of text and lines of this module."""
+    import matplotlib as mpl
+
+    mpl.rcParams.update(RC)
+
+
 def panels(
     rows: int, columns: int, *, height: float = 2.2, width: float | None = None, **shared: Any
 ) -> tuple[Any, Any]:

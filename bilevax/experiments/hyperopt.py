@@ -12,6 +12,7 @@ import numpy as np
 
 import bilevax as bx
 from bilevax.experiments import figures, tune, validation
+from bilevax.experiments.arguments import check_names
 from bilevax.experiments.kept import Kept
 from bilevax.experiments.report import Report, spread
 
@@ -58,6 +59,8 @@ class HyperoptOptions:
     def __post_init__(self) -> None:
         if self.protocol not in ("ours", "paper"):
             raise ValueError(f"protocol must be 'ours' or 'paper', got {self.protocol!r}")
+        check_names("methods", self.methods, validation.METHODS)
+        check_names("data", self.data, validation.DATA)
 
     def quick(self) -> HyperoptOptions:
         """A short check: few trials, steps, rows and blocks; where it tunes, on one data set.

@@ -29,7 +29,7 @@ from bilevax.applications.ranking import (
     train_many,
 )
 from bilevax.applications.ranking.presets import tuned
-from bilevax.experiments.arguments import make_parser, read_options
+from bilevax.experiments.arguments import check_names, make_parser, read_options
 from bilevax.experiments.kept import Kept
 from bilevax.experiments.ndcg_baselines import BASELINES
 from bilevax.experiments.ndcg_parts import Parts, load_parts
@@ -98,13 +98,6 @@ def identity(options: Any) -> dict[str, Any]:
         for name, value in dataclasses.asdict(options).items()
         if name not in ("methods", "baselines")
     }
-
-
-def check_names(name: str, got: tuple[str, ...], known: tuple[str, ...]) -> None:
-    """Raises ValueError if some names are unknown."""
-    unknown = sorted(set(got) - set(known))
-    if unknown:
-        raise ValueError(f"{name} must be among {list(known)}, got {unknown}")
 
 
 def run(

@@ -31,9 +31,9 @@ import optax
 
 from bilevax.applications.ranking import METHODS, NeuMF, TrainingSettings, train_many
 from bilevax.applications.ranking.methods import steps_per_epoch
-from bilevax.experiments.arguments import make_parser, read_options
+from bilevax.experiments.arguments import check_names, make_parser, read_options
 from bilevax.experiments.kept import Kept
-from bilevax.experiments.ndcg import check_names, identity, line
+from bilevax.experiments.ndcg import identity, line
 from bilevax.experiments.ndcg_baselines import BASELINES, some
 from bilevax.experiments.ndcg_parts import Parts, load_parts
 from bilevax.experiments.ndcg_results import (

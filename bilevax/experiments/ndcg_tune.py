@@ -25,7 +25,7 @@ from bilevax import checks
 from bilevax.applications.ranking import BILEVEL, METHODS, NeuMF, TrainingSettings, train_many
 from bilevax.applications.ranking.methods import DISCOUNTS, SURROGATES
 from bilevax.applications.ranking.presets import tuned
-from bilevax.experiments.arguments import make_parser, read_options
+from bilevax.experiments.arguments import check_names, make_parser, read_options
 from bilevax.experiments.ndcg_parts import Parts, load_parts
 from bilevax.experiments.report import Report
 
@@ -97,6 +97,9 @@ class NDCGTuneOptions:
     forms: tuple[str, ...] = ("logistic + power",)
     width: int = 64
     users: int | None = None
+
+    def __post_init__(self) -> None:
+        check_names("methods", self.methods, METHODS)
 
     def quick(self) -> NDCGTuneOptions:
         """A short check: few users, trials and epochs, a small model, and no repeats."""

@@ -18,6 +18,7 @@ from bilevax import data
 from bilevax.applications.reweighting import Reweighting, cross_entropy, products, reweighting
 
 METHODS = {"BSVRBv1": bx.BSVRBv1, "BSVRBv2": bx.BSVRBv2, "RSVRB": bx.RSVRB}
+DATA = ("a8a", "w8a")
 BLOCKS, BLOCKS_PER_STEP, BATCH = 100, 10, 32
 VALIDATION = 0.2  # share of validation rows, as in the paper
 
