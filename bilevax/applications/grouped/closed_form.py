@@ -131,8 +131,8 @@ def _means(prior: Prior, x: X, known: Array) -> Array:
 def _inverse(matrices: Array) -> Array:
     """Of positive definite matrices, all at once, by sweeping one pivot after the other.
 
-    Arithmetic on all blocks, with the blocks last: batches of factorisations may wait for each other on a CPU,
-    and one after the other takes twice as long.
+    Arithmetic on all blocks, with the blocks last: batches of factorisations may wait for each other on a
+    CPU, and one after the other takes twice as long.
     """
 
     def sweep(k: Array, a: Array) -> Array:
