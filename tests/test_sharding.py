@@ -24,7 +24,7 @@ from bilevax._run.digest import SMALL, checksum
 TESTS = Path(__file__).parent
 TOLERANCE = 1e-5
 EIGHT = ["BSVRBv2", "MSVR", "RSVRB", "BlockPAGE", "minimum", "nested", "transformation"]
-EIGHT += ["cvar", "groups", "soft", "wide@wide@20", "estimate"]
+EIGHT += ["cvar", "groups", "soft", "wide@wide@20", "estimate", "table"]
 
 
 def start(folder, orders, devices, coordinator=None):
@@ -71,7 +71,7 @@ def eight(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "name", ["BSVRBv2", "MSVR", "RSVRB", "BlockPAGE", "minimum", "nested", "transformation"]
+    "name", ["BSVRBv2", "MSVR", "RSVRB", "BlockPAGE", "minimum", "nested", "transformation", "table"]
 )
 def test_eight_devices_follow_one_device(name, eight, alone):
     folder, output = eight
