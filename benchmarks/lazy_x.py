@@ -131,7 +131,11 @@ def main() -> None:
     text += f"\n\nDevice: {jax.devices()[0].device_kind}; best of {options.turns} turns, by {counted}.\n"
     print(text)
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "lazy_x.json").write_text(json.dumps({"growth": growth, "w8a": w8a}, indent=2))
+    found = {
+        part: {name: {"microseconds": value} for name, value in rows.items()}
+        for part, rows in (("growth", growth), ("w8a", w8a))
+    }
+    (options.out / "lazy_x.json").write_text(json.dumps(found, indent=2))
     (options.out / "lazy_x.md").write_text(text)
 
 
