@@ -25,7 +25,7 @@ from benchmarks.step import BATCH, BLOCKS, BLOCKS_PER_STEP, CompiledKernel
 from bilevax._run.chunks import compiled_chunk, compiled_start, numbers_as_arrays
 
 SIZES = (10**4, 10**6, 10**7, 10**8)
-FEATURES, WIDTH = 4096, 16
+FEATURES = 4096
 STEPS = 2000
 
 
@@ -55,9 +55,9 @@ def lower(weights: Any, y: Any, block: Any, batch: Any) -> Any:
 class Steps:
     """BSVRB v2 on a problem with so many weights, compiled, with its state."""
 
-    def __init__(self, rows: int, table: bool):
+    def __init__(self, rows: int, table: bool, width: int):
         key = jax.random.key(0)
-        features = jax.random.normal(key, (FEATURES, WIDTH)) / WIDTH**0.5
+        features = jax.random.normal(key, (FEATURES, width)) / width**0.5
         given: dict[str, Any] = {
             "lower": lambda x, y, block, batch: lower(x[batch["index"]], y, block, batch)
         }
@@ -65,14 +65,14 @@ class Steps:
             given = {"lower": lower, "tables": lambda block, batch: batch.get("index")}
         problem = bx.Problem(
             upper=upper,
-            blocks=jax.random.normal(key, (BLOCKS, WIDTH)),
+            blocks=jax.random.normal(key, (BLOCKS, width)),
             upper_data=bx.Shared({"row": features}),
             lower_data=Drawn(features, rows),
             **given,
         )
         self.inputs = numbers_as_arrays(bx.BSVRBv2(upper_step=0.1, lower_step=0.05)), problem
         sampling = bx.Sampling(BLOCKS_PER_STEP, BATCH, initial_batch_size=0)
-        start = jnp.zeros(rows), jnp.zeros((BLOCKS, WIDTH))
+        start = jnp.zeros(rows), jnp.zeros((BLOCKS, width))
         self.state = compiled_start(*self.inputs, *start, sampling.sampler(problem, jax.random.key(1)))
         self.advance(0)
 
@@ -102,6 +102,7 @@ def best_of(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--most", type=float, default=1e8, help="the largest table")
+    parser.add_argument("--width", type=int, default=16, help="d_y: the entries of y, and of a row")
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.2, help="of a turn of one program")
     parser.add_argument("--processor", action="store_true", help="count seconds of the processor")
@@ -109,8 +110,8 @@ def main() -> None:
     options = parser.parse_args()
     clock = time.process_time if options.processor else time.perf_counter
     sizes = [rows for rows in SIZES if rows <= options.most]
-    programs = {f"table {rows:.0e}": Steps(rows, table=True) for rows in sizes}
-    programs |= {f"dense {rows:.0e}": Steps(rows, table=False) for rows in sizes if rows <= 10**7}
+    programs = {f"table {rows:.0e}": Steps(rows, True, options.width) for rows in sizes}
+    programs |= {f"dense {rows:.0e}": Steps(rows, False, options.width) for rows in sizes if rows <= 10**7}
     growth = best_of(programs, options.turns, options.seconds, clock)
     del programs
     split = hyperopt.load("w8a")
@@ -126,7 +127,8 @@ def main() -> None:
         options.seconds,
         clock,
     )
-    text = markdown(sizes, growth, w8a)
+    text = f"d_y = {options.width}, m = {BLOCKS}, I = {BLOCKS_PER_STEP}, B = {BATCH}:\n\n"
+    text += markdown(sizes, growth, w8a)
     counted = "the processor" if options.processor else "the clock"
     text += f"\n\nDevice: {jax.devices()[0].device_kind}; best of {options.turns} turns, by {counted}.\n"
     print(text)

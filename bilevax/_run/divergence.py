@@ -13,6 +13,7 @@ import numpy as np
 from bilevax._problem.lookups import part_of
 from bilevax._problem.problem import Problem
 from bilevax._problem.rows import PerBlock, Shared
+from bilevax._problem.sampling import is_streamed
 from bilevax._problem.view import each_block
 from bilevax._run.knobs import Knobs, is_number, rounded, shown
 from bilevax._step.slot_table import SlotTable
@@ -137,9 +138,11 @@ def _not_finite(state: State, last: int) -> tuple[list[str], str]:
 
 def _out_of_range(problem: Problem, state: State) -> str:
     """Which level's slots, or rows of a table, were out of range in the last steps, if any were."""
-    if all(level.slots is None for level in problem.levels.values()) and not problem.tables:
+    # Streamed rows are not there any more.
+    tables = () if is_streamed(problem) else problem.tables
+    if all(level.slots is None for level in problem.levels.values()) and not tables:
         return ""
-    sizes = {name: part_of(state.x, name).shape[0] for name, _ in problem.tables}
+    sizes = {name: part_of(state.x, name).shape[0] for name, _ in tables}
     for back in range(1, 33):  # an accelerator stops up to 31 steps late
         sample = state.sampler.draw(problem, state.step - back)
         for name, level in problem.levels.items():
