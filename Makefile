@@ -76,11 +76,12 @@ wheel:
 	$(bin)/python -m pip install --quiet --disable-pip-version-check build/wheel/*.whl
 	$(bin)/python -I scripts/try_wheel.py
 
-# All of them take about an hour; `make bench BENCH=step` runs one. JSON, Markdown and plots go to results/.
-BENCH ?= step launches growth speedup memory "runner overhead" peers "single_block a8a w8a mnist"
+# At most an hour, and what became slower since another commit; `make bench BENCH="step growth"` runs some
+# parts. JSON and Markdown go to results/bench/, named after the commit.
+BENCH ?=
 
 bench: .venv/dev
-	for name in $(BENCH); do $(bin)/python -m benchmarks.$$name || exit 1; done
+	$(bin)/python -m benchmarks.suite $(if $(BENCH),--parts $(BENCH))
 
 # The site, in build/site. Every warning is an error, and a public name without a place in the reference is one.
 docs: export NO_MKDOCS_2_WARNING := 1

@@ -57,16 +57,23 @@ def upper(x, y, block, batch):
 
 
 def lower(x, y, block, batch):
+    return weighted(x[batch["index"]], y, block, batch)
+
+
+def weighted(weights, y, block, batch):
     loss = jax.nn.softplus(-batch["label"] * bx.dot(batch["row"], y) / block["temperature"])
-    return jnp.mean(jax.nn.sigmoid(x[batch["index"]]) * loss) + 0.5 * REGULARIZATION * y @ y
+    return jnp.mean(jax.nn.sigmoid(weights) * loss) + 0.5 * REGULARIZATION * y @ y
 
 
-def problem(split: SparseSplit, blocks: int = 100) -> tuple[bx.Problem, jax.Array, jax.Array]:
-    """The problem with dense rows, and the start of x and y."""
+def problem(
+    split: SparseSplit, blocks: int = 100, table: bool = False
+) -> tuple[bx.Problem, jax.Array, jax.Array]:
+    """The problem with dense rows, and the start of x and y; x may be declared as a table."""
     n, features = split.train.shape
     built = bx.Problem(
         upper=upper,
-        lower=lower,
+        lower=weighted if table else lower,
+        tables=(lambda block, batch: batch.get("index")) if table else None,
         blocks={"temperature": temperatures(blocks)},
         upper_data=bx.Shared({"row": split.held.toarray(), "label": split.held_labels}),
         lower_data=bx.Shared(
@@ -79,8 +86,16 @@ def problem(split: SparseSplit, blocks: int = 100) -> tuple[bx.Problem, jax.Arra
 class CompiledSteps:
     """A method on this problem, compiled, with its state."""
 
-    def __init__(self, solver: Any, split: SparseSplit, blocks: int, blocks_per_step: int, batch_size: int):
-        built, x0, y0 = problem(split, blocks)
+    def __init__(
+        self,
+        solver: Any,
+        split: SparseSplit,
+        blocks: int,
+        blocks_per_step: int,
+        batch_size: int,
+        table: bool = False,
+    ):
+        built, x0, y0 = problem(split, blocks, table)
         self.inputs = (numbers_as_arrays(solver), built)
         sampling = bx.Sampling(blocks_per_step, batch_size)
         began = time.perf_counter()

@@ -325,7 +325,7 @@ def residuals(
     """
     if not isinstance(state, State):
         raise TypeError(f"state must be the state of a run, got {type(state).__name__}")
-    problem = _plain(problem)
+    problem, state = _plain(problem), state.settled
     x, start, plan = _prepare(problem, state.x, state.y, tolerance, max_steps, blocks_at_once)
     solution = solved(problem, x, start, plan)
     y, v = problem.split("state.y", state.y), problem.split("state.v", state.v)

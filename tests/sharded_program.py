@@ -66,6 +66,30 @@ def wide_problem():
     return problem, np.ones(2, np.float32), np.zeros((BLOCKS, 1100), np.float32)
 
 
+def table_problem():
+    """x has a weight for every row below, of which a batch looks up its own, and an entry for all."""
+    plain, x0, y0 = make_problem(lower)
+    rows = plain.lower_data[0]
+    count = rows.count
+
+    def weighted(x, y, block, batch):
+        weight = jax.nn.sigmoid(x["weights"] + x["rest"][0])
+        return 0.5 * y @ y + jnp.mean(weight * (batch["a"] @ y - 1) ** 2) - y @ block["B"] @ x["rest"]
+
+    problem = bx.Problem(
+        lambda x, y, block, batch: upper(x["rest"], y, block, batch),
+        weighted,
+        plain.blocks,
+        plain.upper_data,
+        bx.PerBlock(
+            {"a": rows.rows["a"], "index": np.arange(count, dtype=np.int32) // 2},
+            np.append(rows.starts, count),
+        ),
+        tables={"weights": lambda block, batch: batch.get("index")},
+    )
+    return problem, {"weights": np.zeros(count, np.float32), "rest": x0}, y0
+
+
 def nested_problem():
     """A level within bounds, and one that reads it."""
     plain, x0, y0 = make_problem(lower)
@@ -166,6 +190,7 @@ CASES = {
         {"batch_size": BATCH},
     ),
     "RSVRB": (bx.RSVRB(upper_step=0.05), normal_problem(lower), {"batch_size": BATCH}),
+    "table": (bx.BSVRBv2(**STEPS), table_problem, {"batch_size": BATCH}),
 }
 
 

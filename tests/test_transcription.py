@@ -5,7 +5,7 @@ thereby tells which rows it holds, and the reference is given the very same ones
 """
 
 import functools
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import equinox as eqx
@@ -18,7 +18,9 @@ from jax import Array
 from reference import algorithms, finite_sums, problems
 
 import bilevax as bx
+from bilevax._problem.lookups import WHOLE as WHOLE_X
 from bilevax._problem.sampling import SECOND_BLOCKS
+from bilevax._step.lazy_tables import LazyTables
 from bilevax._step.slot_table import SlotTable, pack
 from bilevax._step.slots import Memory, Moving
 from bilevax.solvers.rsvrb import Pieces, Tracked, _catch_up
@@ -95,7 +97,7 @@ def source(rows, offsets):
     return bx.Shared(rows) if offsets is None else bx.PerBlock(rows, offsets)
 
 
-def as_library(blocks, apart=False):
+def as_library(blocks, apart=False, tables=None):
     """The problem as a user writes it; `apart` lets two lower levels draw different rows."""
     lower_data = source(blocks.lower_rows, blocks.lower_offsets)
     if isinstance(blocks, problems.MeanBlocks):
@@ -105,9 +107,9 @@ def as_library(blocks, apart=False):
         if apart:
             lower_data = {"a": lower_data, "b": source(blocks.lower_rows, blocks.lower_offsets)}
     else:
-        lower = blocks.lower
+        lower = blocks.lower if tables is None else blocks.weighted
     upper_data = source(blocks.upper_rows, blocks.upper_offsets)
-    return bx.Problem(blocks.upper, lower, blocks.blocks, upper_data, lower_data)
+    return bx.Problem(blocks.upper, lower, blocks.blocks, upper_data, lower_data, tables=tables)
 
 
 # --- coefficients -------------------------------------------------------------
@@ -199,8 +201,8 @@ def drawing(solver):
 
 
 def read(state):
-    """The state by the reference's names, all blocks caught up."""
-    named = "a" in state.levels
+    """The state by the reference's names, all blocks and rows of tables caught up."""
+    named, state = "a" in state.levels, state.settled
     out = {"x": state.x, "z": state.z}
     out |= {f"y_{name}": y for name, y in state.y.items()} if named else {"y": state.y}
     memory = state.levels["a" if named else "lower"]
@@ -220,7 +222,10 @@ def read(state):
 
 def replaced(state, start):
     """The state with other estimators than `init` gave it."""
-    state = eqx.tree_at(lambda state: state.z, state, start["z"])
+    if state.tables is None:
+        state = eqx.tree_at(lambda state: state.z, state, start["z"])
+    else:
+        state = replace(state, tables=LazyTables.of([WHOLE_X], start["x"], start["z"], float))
     name = "a" if "a" in state.levels else "lower"
     memory = state.levels[name]
     if not isinstance(memory.y, Moving):
@@ -272,13 +277,13 @@ def as_samples(drawn, blocks):
     return samples
 
 
-def compare(method, solver, blocks, coefficients, given, *, apart=False, reference=None, **plan):
+def compare(method, solver, blocks, coefficients, given, *, apart=False, reference=None, tables=None, **plan):
     """Runs both, with all blocks and rows unless planned otherwise; returns all the library's states.
 
     A sampling run starts from random estimators, a deterministic one from those that `init` found.
     """
     start = random_start(blocks, given.get("radius", np.inf))
-    problem = as_library(blocks, apart)
+    problem = as_library(blocks, apart, tables)
     arrays = jax.tree.map(jnp.asarray, start)
     first, states, sampler = run(solver, problem, arrays, jax.random.key(0), plan)
     first, states = jax.tree.map(np.asarray, (first, states))
@@ -316,6 +321,11 @@ SAMPLED = pytest.mark.parametrize("per_step", [2, 5], ids=["I<m", "I=m"])
 RAGGED = pytest.mark.parametrize("ragged", [False, True], ids=["shared", "ragged"])
 RATES = pytest.mark.parametrize("rate", [0.0, 1 / 50], ids=["constant", "decaying"])
 FEW = {"blocks_per_step": 2, "batch_size": 3}
+WEIGHTS = problems.LogisticHyper(rows=40)
+
+
+def index(block, batch):
+    return batch.get("index")
 
 
 def follow(method, family, ragged, per_step, rate, apart=False):
@@ -399,6 +409,27 @@ def test_restarts_as_printed(method):
     family = problems.Mixed if method in MIXED else Curved
     coefficients = SimpleNamespace(**SETTINGS)
     compare(method, solver, make(family, False), coefficients, given, reference=reference, **FEW)
+
+
+@pytest.mark.parametrize("method", ["BSVRBv1", "BSVRBv2", "MASOBA", "SOBA"])
+@RATES
+def test_a_table_whose_rows_are_caught_up_when_they_are_looked_up(method, rate):
+    """A batch looks up 6 of the 40 weights, some of them twice; the others move all the same."""
+    ours, theirs = scheduled(SETTINGS, rate)
+    given = options(method)
+    compare(method, make_solver(method, ours | given), WEIGHTS, theirs, given, tables=index, **FEW)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_restarts_with_a_table(reset):
+    solver = bx.Restart(
+        make_solver("BSVRBv2", SETTINGS), first=30, stages=4, seed=1 if reset else None, reset=reset
+    )
+    reference, coefficients = None, algorithms.restarted(SimpleNamespace(**SETTINGS), first=30, stages=4)
+    if reset:
+        reference = algorithms.restarting(algorithms.bsvrb_v2, solver.lengths)
+        coefficients = SimpleNamespace(**SETTINGS)
+    compare("BSVRBv2", solver, WEIGHTS, coefficients, {}, reference=reference, tables=index, **FEW)
 
 
 def test_a_stage_lasts_a_random_part_of_its_steps():

@@ -15,6 +15,7 @@ from jax import Array
 
 from bilevax._problem.bounds import Box, Set
 from bilevax._problem.levels import Argmin, Level
+from bilevax._problem.lookups import Index, LooksUp, as_tables
 from bilevax._problem.random_functions import Random, check_key
 from bilevax._problem.reading import check_reads, in_order
 from bilevax._problem.risk import Risk
@@ -25,6 +26,7 @@ from bilevax._util import checks
 PyTree = Any
 
 UNNAMED = "lower"
+UPPER = "upper"  # the data source of f, if it has its own
 
 
 class Seen(eqx.Module):
@@ -77,6 +79,12 @@ class Problem(eqx.Module):
         is another one for each step, block and function; a corrected method sees the same one at t and t−1.
         Outside of steps, as in the diagnostics, there is one fixed key per function: F is then that of these
         keys, not a mean over keys. Whether f, g and c are means over rows is not checked.
+      tables: parts of x that a batch looks up by index, such as embeddings or a weight per row: a dict that
+        has index(block, batch) for each of these keys of x; or that function itself, if all of x is a table.
+        The index is an array of row numbers, or None for a batch that looks nothing up. f, g, c and `through`
+        then receive `x[key][index(block, batch)]` in place of `x[key]`. Steps with a plain `upper_step` read
+        and move only the rows that they look up, and those are where they would be if all had moved in every
+        step (see docs/scaling.md). Other steps move all rows.
 
     Example:
       >>> import bilevax as bx, jax.numpy as jnp
@@ -102,6 +110,7 @@ class Problem(eqx.Module):
     means_over_rows: bool = eqx.field(static=True)
     risk: Risk | None
     random: bool = eqx.field(static=True)
+    tables: tuple[tuple[str, Index], ...] = eqx.field(static=True)
     axis: str | None = eqx.field(static=True)  # of the mesh, on a device that holds a share of the blocks
 
     def __init__(
@@ -115,6 +124,7 @@ class Problem(eqx.Module):
         means_over_rows: bool = True,
         risk: Risk | None = None,
         random: bool = False,
+        tables: Mapping[str, Index] | Index | None = None,
     ):
         if not callable(upper):
             raise TypeError(f"upper must be a function f(x, y, block, batch), got {type(upper).__name__}")
@@ -187,9 +197,37 @@ class Problem(eqx.Module):
                     "through needs one batch for all: one lower_data, upper_data the name of a level, got "
                     f"{len(self.lower_data)} sources and upper_data = {upper_data!r}"
                 )
-            self.upper = Through(upper, through)
-            wrap = functools.partial(Through, through=through)
+        self.tables = as_tables(tables)
+        if self.tables:
+            self._look_up()
+        if self.through is not None:
+            self.upper = Through(self.upper, self.through)
+            wrap = functools.partial(Through, through=self.through)
             self.levels = {name: level.seen_through(wrap) for name, level in self.levels.items()}
+
+    def _look_up(self) -> None:
+        """Gives rows of tables to the functions, where they take x itself."""
+        centred = [name for name, level in self.levels.items() if level.centre is not None]
+        if centred:
+            raise ValueError(
+                "tables do not go with around=…, which is a function of all of x, got both, the latter for "
+                f"the lower level {centred[0]!r}"
+            )
+        sources = {name: str(place) for name, place in self.source_of}
+        own = UPPER if self.upper_shares is None else sources[self.upper_shares]
+        if self.through is not None:
+            self.through = LooksUp(self.through, self.tables, own)
+            return
+        self.upper = LooksUp(self.upper, self.tables, own)
+        self.levels = {
+            name: level.seen_through(functools.partial(LooksUp, tables=self.tables, source=sources[name]))
+            for name, level in self.levels.items()
+        }
+
+    def by_source(self, upper: PyTree, lower: Mapping[str, PyTree]) -> dict[str, PyTree]:
+        """Batches, or what belongs to them, by data source: those that several functions see are one."""
+        found = {str(place): lower[name] for name, place in self.source_of}
+        return found if self.upper_shares is not None else found | {UPPER: upper}
 
     def slots_of(self, name: str) -> int:
         """How many slots a lower level has."""

@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from bilevax._problem.lookups import lookups
 from bilevax._problem.problem import Problem
 from bilevax._problem.rows import Batch
 from bilevax._problem.sample_sizes import chosen_sizes
@@ -41,7 +42,8 @@ KEYS = 2**31 - 1  # of the streams of a visit, whose first numbers are those of 
 class Sample(eqx.Module):
     """What one step sees: block indices, their constants, the slots they touch, and two batches.
 
-    `drawn` says which row groups the batches are, for methods that draw rows in groups.
+    `drawn` says which row groups the batches are, for methods that draw rows in groups. `lookups` has, by
+    table of x and data source, the rows of the table that the batches look up.
     """
 
     blocks: Array
@@ -50,6 +52,7 @@ class Sample(eqx.Module):
     upper: Batch
     lower: dict[str, Batch]
     drawn: PyTree = None
+    lookups: PyTree = None
 
 
 class Sampler(eqx.Module):
@@ -178,7 +181,7 @@ class Sampler(eqx.Module):
           blocks: the blocks.
           random: what their rows are drawn with.
           batch_size: how many; None for all.
-          slots: whether to say which slots they touch.
+          slots: whether to say which slots they touch, and which rows of tables.
           common: what rows that all strata see alike are drawn with; left out, `random`.
         """
         constants = jax.tree.map(lambda a: a.at[blocks].get(mode="promise_in_bounds"), problem.blocks)
@@ -188,11 +191,14 @@ class Sampler(eqx.Module):
             n: _slots(level, blocks, constants, lower[n]) for n, level in problem.levels.items() if slots
         }
         upper = problem.draw_upper(random, blocks, batch_size, lower, common)
+        looked_up = None
+        if problem.tables and slots:
+            looked_up = lookups(problem.tables, constants, problem.by_source(upper, lower))
         if problem.random and self.keyed:
             own = random.at(KEYS).at(jnp.arange(blocks.shape[0]))
             lower = {n: dataclasses.replace(batch, random=own) for n, batch in lower.items()}
             upper = dataclasses.replace(upper, random=own)
-        return Sample(blocks, constants, touched, upper, lower)
+        return Sample(blocks, constants, touched, upper, lower, lookups=looked_up)
 
     def probe(self, problem: Problem, look: Callable[[], Sample]) -> Sample:
         """What is seen before the first step: a look, or step 0 where rows are known for steps only."""

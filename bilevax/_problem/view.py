@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax import Array
 
+from bilevax._problem.lookups import axes_of
 from bilevax._problem.problem import Problem, moved
 from bilevax._problem.rows import Batch
 from bilevax._problem.sampling import Sample
@@ -85,15 +86,15 @@ def each_block(
 
     Args:
       problem: the problem.
-      x: the upper variable, the same for all blocks.
+      x: the upper variable, the same for all blocks but for what they look up of its tables.
       sample: the blocks and their rows.
       function: takes a `BlockView`, then the block's own entries of `per_block`.
       per_block: trees whose leaves have the sampled blocks as leading axis.
     """
 
-    def one(constants: PyTree, upper: Batch, lower: dict[str, Batch], *own: PyTree) -> Any:
+    def one(x: PyTree, constants: PyTree, upper: Batch, lower: dict[str, Batch], *own: PyTree) -> Any:
         return function(BlockView(problem, x, constants, upper, lower).at(x), *own)
 
     lower_axes = {name: batch.axes for name, batch in sample.lower.items()}
-    axes = (0, sample.upper.axes, lower_axes, *[0] * len(per_block))
-    return jax.vmap(one, in_axes=axes)(sample.constants, sample.upper, sample.lower, *per_block)
+    axes = (axes_of(x), 0, sample.upper.axes, lower_axes, *[0] * len(per_block))
+    return jax.vmap(one, in_axes=axes)(x, sample.constants, sample.upper, sample.lower, *per_block)

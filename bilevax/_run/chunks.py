@@ -104,8 +104,8 @@ def work_of(problem: Problem, state: State, steps: int) -> float:
     if jax.default_backend() != "cpu":
         return math.inf
     batches = sampler.per_step * _numbers_in(sampler.one_block(problem, sampler.batch_size, slots=False))
-    slots = _numbers_in((state.levels, state.store))
-    others = _numbers_in(state) - slots
+    slots = _numbers_in((state.levels, state.store))  # and of tables, a step reads hardly anything
+    others = _numbers_in(state) - slots - _numbers_in(state.tables)
     return steps * (batches + others + slots * sampler.per_step / sampler.blocks)
 
 
@@ -122,6 +122,7 @@ class Sizes(eqx.Module):
 @functools.partial(HurriedJit, calls=100, options={"xla_gpu_autotune_level": 0})
 def sizes(state: State) -> Sizes:
     """How far the tracked gradients are from zero."""
+    state = state.settled
     return Sizes(
         norm(state.z),
         _root_mean_square(state, "s"),

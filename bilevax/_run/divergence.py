@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bilevax._problem.lookups import part_of
 from bilevax._problem.problem import Problem
 from bilevax._problem.rows import PerBlock, Shared
+from bilevax._problem.sampling import is_streamed
 from bilevax._problem.view import each_block
 from bilevax._run.knobs import Knobs, is_number, rounded, shown
 from bilevax._step.slot_table import SlotTable
@@ -56,7 +58,7 @@ def describe(
     known = fault(problem, state, first, last)
     if known:
         return known
-    letters, what = _not_finite(state, last)
+    letters, what = _not_finite(state.settled, last)
     if last <= 1:
         return f"f is not finite at the start: {what} after one step; look at x0, y0 and the data"
     return (
@@ -66,6 +68,7 @@ def describe(
 
 def fault(problem: Problem, state: State, first: int, last: int) -> str:
     """What no other step would mend: slots out of range, a row of the data, f outside of its domain."""
+    state = state.settled
     slots = _out_of_range(problem, state)
     if slots:
         return f"the run ended between steps {first} and {last}: {slots}"
@@ -134,9 +137,12 @@ def _not_finite(state: State, last: int) -> tuple[list[str], str]:
 
 
 def _out_of_range(problem: Problem, state: State) -> str:
-    """Which level's slots were out of range in the last steps, if any were."""
-    if all(level.slots is None for level in problem.levels.values()):
+    """Which level's slots, or rows of a table, were out of range in the last steps, if any were."""
+    # Streamed rows are not there any more.
+    tables = () if is_streamed(problem) else problem.tables
+    if all(level.slots is None for level in problem.levels.values()) and not tables:
         return ""
+    sizes = {name: part_of(state.x, name).shape[0] for name, _ in tables}
     for back in range(1, 33):  # an accelerator stops up to 31 steps late
         sample = state.sampler.draw(problem, state.step - back)
         for name, level in problem.levels.items():
@@ -147,6 +153,12 @@ def _out_of_range(problem: Problem, state: State) -> str:
                     f"slots of lower level {name!r} must return integers from 0 to {count - 1} (count = "
                     f"{count}), got {wrong[0]}"
                 )
+        for name, rows in sizes.items():
+            found = [np.asarray(at) for at in sample.lookups[name].values()]
+            wrong = np.concatenate([at[(at < 0) | (at >= rows)] for at in found])
+            if wrong.size:
+                label = f"tables[{name!r}]" if name else "tables"
+                return f"{label} must return row numbers from 0 to {rows - 1}, got {wrong[0]}"
     return ""
 
 

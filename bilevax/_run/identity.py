@@ -38,7 +38,7 @@ def identity(problem: Problem, solver: AbstractSolver, state: State) -> dict[str
         "data": {
             jax.tree_util.keystr(path): checksum(leaf)
             for path, leaf in jax.tree_util.tree_leaves_with_path(
-                {"problem": problem, "x0": state.x, "y0": state.y, "optimizer": state.optimizer}
+                {"problem": problem, "x0": state.settled.x, "y0": state.y, "optimizer": state.optimizer}
             )
         },
         "program": step_digest(problem, solver, state),

@@ -139,7 +139,7 @@ def memory_estimate(
     return MemoryEstimate(
         data=_bytes(problem),
         slots=_bytes((state.levels, state.store, state.blocks)),
-        x=_bytes((state.x, state.back, state.z)),
+        x=_bytes((state.x, state.back, state.z, state.tables)),
         optimizer=_bytes(state.optimizer),
         step=int(going.temp_size_in_bytes),
         start=int(begin.temp_size_in_bytes) + _bytes((x0, y0)),

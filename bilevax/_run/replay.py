@@ -84,19 +84,19 @@ class Replays:
         finite = bool(np.isfinite([f_first, f_last, *before, *after]).all())
         grows = bool(np.any(after > _GROWN * before))
         falls = f_last < f_first
-        return Trial(finite and (not grows or (falls and not at_rest)), f_last, falls, last.x)
+        return Trial(finite and (not grows or (falls and not at_rest)), f_last, falls, last.settled.x)
 
     def last_healthy(self, solver: AbstractSolver) -> State:
         """The state shortly before the run began to diverge: f and z are within ten times the first ones."""
         self._reserve(self.steps)
         solver = numbers_as_arrays(solver)
         state = self.begin(solver)
-        slope, value, piece = float(_size(state.z)), 0.0, self.steps
+        slope, value, piece = float(_size(state.settled.z)), 0.0, self.steps
         for _ in range(_HALVINGS):
             piece = max(1, piece // 2)
             later, f = self._chunk(solver, jax.tree.map(jnp.copy, state), piece)
             value = value or abs(f)
-            if abs(f) <= _GROWN * value and float(_size(later.z)) <= _GROWN * slope:
+            if abs(f) <= _GROWN * value and float(_size(later.settled.z)) <= _GROWN * slope:
                 state = later
         return state
 
@@ -117,7 +117,7 @@ def _sizes(state: State) -> np.ndarray:
     """The largest entry of x, and of every stored variable; slopes may vanish, and differ by any factor."""
     stored = [part for memory in state.levels.values() for part in memory.parts()]
     parts = [tree for letter, tree in stored if letter not in ("s", "u")]
-    return np.asarray([float(_size(tree)) for tree in (state.x, *parts)])
+    return np.asarray([float(_size(tree)) for tree in (state.settled.x, *parts)])
 
 
 @jax.jit

@@ -130,7 +130,7 @@ class Run:
         self.total, self.counted = (0.0, 0.0), 0  # of f, since the last entry
         self.chunk = _FIRST_CHUNK
         self.failed, self.last_finite = "", 0
-        self.best_iterate = jax.tree.map(jnp.copy, (state.x, state.y)) if stop.patience else None
+        self.best_iterate = jax.tree.map(jnp.copy, (state.settled.x, state.y)) if stop.patience else None
         self.best_value, self.best_step, self.stale = np.inf, 0, 0
         self.guard = Guard(state) if can_guard(state, stop.recover) else None
 
@@ -243,8 +243,10 @@ class Run:
             if self.guard.has_blown_up(entry) and self._recovered(self.last_entry):
                 return None
             self.guard.note(entry, self.state)
-        for name, measure in measures.items():
-            entry[name] = as_number(name, measure(self.inputs[1], self.state))
+        if measures:
+            settled = self.state.settled
+            for name, measure in measures.items():
+                entry[name] = as_number(name, measure(self.inputs[1], settled))
         self.total, self.counted = (0.0, 0.0), 0
         self.history.append(entry)
         if self.best_iterate is not None:

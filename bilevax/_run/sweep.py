@@ -228,7 +228,7 @@ class _RunByRun:
         return np.asarray(values)
 
     def _one(self, states: State, row: int, seed: int) -> float:
-        state = jax.tree.map(lambda leaf: leaf[row, seed], states)
+        state = jax.tree.map(lambda leaf: leaf[row, seed], states).settled
         if not bool(all_finite((state.x, state.y))):
             return np.nan
         try:

@@ -102,7 +102,7 @@ def verify(
       >>> round(found.start, 3), round(found.objective, 3), found.message
       (35.0, 10.0, '')
     """
-    problem = problem.without_centres()
+    problem, state = problem.without_centres(), state.settled
     require_slot_per_block(problem, "verify")
     most = (
         max(1, affordable_blocks(problem, _BLOCKS if problem.risk is None else _BLOCKS_OF_A_RISK))

@@ -12,15 +12,17 @@ import jax.numpy as jnp
 from jax import Array
 
 from bilevax._problem.bounds import Box, Set
+from bilevax._problem.lookups import part_of, with_part, without_parts
 from bilevax._problem.problem import Problem, moved
 from bilevax._problem.sampling import Sample, Sampler
 from bilevax._step.averaging import average_of
 from bilevax._step.block_values import BlockValues
 from bilevax._step.clocks import Clocks
+from bilevax._step.lazy_tables import LazyTables
 from bilevax._step.slots import Moving
 from bilevax._step.smoothness import Smoothness
 from bilevax._util.hurried import HurriedJit
-from bilevax._util.trees import PyTree, spread
+from bilevax._util.trees import PyTree, spread, zeros_like
 
 
 class Along(eqx.Module):
@@ -76,6 +78,8 @@ class State(eqx.Module):
       centres: the levels whose y is stored as an offset from a(x), each with its a.
       domains: the sets that the y of some levels are projected onto when they are caught up.
       blocks: the tracked f of every block, under a risk; else None.
+      tables: the tables of x, where they are caught up when they are looked up; x and z then have None in
+        their places, and `settled` is the state that has all of x and z.
     """
 
     step: Array
@@ -95,6 +99,36 @@ class State(eqx.Module):
     store: PyTree = None
     restraint: Restraint | None = None
     blocks: BlockValues | None = None
+    tables: LazyTables | None = None
+
+    @property
+    def settled(self) -> State:
+        """The state with all of x and z, tables caught up with the present step; itself without tables.
+
+        It is for reading: a run goes on from the state itself.
+        """
+        if self.tables is None:
+            return self
+        x, z = _whole(self.tables, self.x, self.z, self.step)
+        return dataclasses.replace(self, x=x, z=z, tables=None)
+
+    def at(self, sample: Sample) -> State:
+        """The state as a sample sees it: x, now and before, has what it looks up in place of tables.
+
+        z has zeros there: what a step makes of them is what it adds to z.
+        """
+        if self.tables is None:
+            return self
+        found, slopes = self.tables.look_up(sample, self.step)
+        x, z = _with_parts(self.x, found), _with_parts(self.z, slopes)
+        back = self.back.from_(x, z) if isinstance(self.back, Along) else None
+        return dataclasses.replace(self, x=x, z=_with_parts(self.z, zeros_like(slopes)), back=back)
+
+    def apart(self, z: PyTree) -> tuple[PyTree, dict[str, PyTree]]:
+        """z without tables, as the state has it, and what a step adds to the tables' rows."""
+        names = [] if self.tables is None else list(self.tables.tables)
+        added = {name: part_of(z, name) for name in names}
+        return without_parts(z, names), added
 
     @property
     def upper_factor(self) -> Array | float:
@@ -132,7 +166,7 @@ class State(eqx.Module):
     @property
     def average(self) -> PyTree:
         """The average of x that an `averaged` upper step keeps; x itself without one."""
-        return average_of(self.optimizer, self.x)
+        return average_of(self.optimizer, self.settled.x)
 
     @property
     def y(self) -> PyTree:
@@ -168,7 +202,22 @@ class State(eqx.Module):
         return by_level if self.named else next(iter(by_level.values()))
 
 
+def _with_parts(tree: PyTree, parts: dict[str, PyTree]) -> PyTree:
+    """x or z with these parts in place of tables."""
+    for name, part in parts.items():
+        tree = with_part(tree, name, part)
+    return tree
+
+
 # Compiled: one pass over the memory, without arrays in between.
+@HurriedJit
+def _whole(tables: LazyTables, x: PyTree, z: PyTree, step: Array) -> tuple[PyTree, PyTree]:
+    whole = LazyTables.whole
+    for _ in range(jnp.ndim(step)):  # a state that came out of a vmap
+        whole = jax.vmap(whole)
+    return whole(tables, x, z, step)
+
+
 @HurriedJit
 def _current_y(memory: Any, clocks: Clocks) -> PyTree:
     return memory.y.at(clocks.y.now) if isinstance(memory.y, Moving) else memory.y

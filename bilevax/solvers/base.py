@@ -29,10 +29,13 @@ class AbstractSolver(eqx.Module):
       distributed: whether a step averages z and its `Info` over the devices that share the blocks
         (`state.sampler.mean`), so that the solver can be used with a mesh.
       takes_risks: whether a step weighs its blocks by the problem's `risk`.
+      takes_tables: whether a step moves only what it looks up of the problem's `tables`; else all of x moves.
+        A recipe whose `renew` computes all of z anew sets it to False.
     """
 
     distributed: ClassVar[bool] = False
     takes_risks: ClassVar[bool] = False
+    takes_tables: ClassVar[bool] = False
 
     def init(
         self,

@@ -90,6 +90,7 @@ class BlockPAGE(Recipe):
 
     alpha: ClassVar[float] = 0.0
     beta: ClassVar[float] = 0.0
+    takes_tables: ClassVar[bool] = False  # a refresh changes all of z
     corrected = True
     lazy = True
     rescales = False

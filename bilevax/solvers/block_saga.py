@@ -85,6 +85,7 @@ class BlockSAGA(Recipe):
     radius: Coefficient | None = None
 
     distributed: ClassVar[bool] = False  # the stored gradients are not split over devices
+    takes_tables: ClassVar[bool] = False  # it stores gradients by all of x
     alpha: ClassVar[float] = 1.0
     beta: ClassVar[float] = 1.0
     corrected = False

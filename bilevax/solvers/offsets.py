@@ -67,7 +67,7 @@ def with_offsets(
     Levels with `around=…`, and those whose step the user gave, stay as they are.
     """
     method = solver.solver if isinstance(solver, Restart) else solver
-    if not isinstance(method, Recipe) or problem.through is not None:
+    if not isinstance(method, Recipe) or problem.through is not None or problem.tables:
         return problem
     free = [
         name

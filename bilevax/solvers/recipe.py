@@ -78,6 +78,7 @@ class Recipe(AbstractSolver):
 
     distributed: ClassVar[bool] = True
     takes_risks: ClassVar[bool] = True
+    takes_tables: ClassVar[bool] = True
     corrected: ClassVar[bool]
     lazy: ClassVar[bool]
     rescales: ClassVar[bool] = True
@@ -165,14 +166,15 @@ class Recipe(AbstractSolver):
         """One step without what is due before it."""
         problem = problem.with_centres(state.centres)
         sample = self.draw(problem, state)
-        visits = self.visits(problem, state, sample, stage)
-        look = self.look(problem, state, sample, visits)
+        here = state.at(sample)
+        visits = self.visits(problem, here, sample, stage)
+        look = self.look(problem, here, sample, visits)
         seen = look.gradients
         beta = evaluate(self.beta, state.step) * (1.0 if self.fixes("beta") else 0.5**stage)
         if self.corrected:
-            z = storm(state.z, seen[0].x, seen[1].x, beta)  # the latter is −G̃
+            z = storm(here.z, seen[0].x, seen[1].x, beta)  # the latter is −G̃
         else:
-            z = moving_average(state.z, seen[0].x, beta)
+            z = moving_average(here.z, seen[0].x, beta)
         levels, clocks, repaired = {}, {}, []
         for name, tracker in self.trackers(problem).items():
             visit = visits[name]
@@ -190,13 +192,19 @@ class Recipe(AbstractSolver):
             assert weights is not None
             known = problem.risk, sample, values, weights, state.step, stage, state.sampler
             blocks, objective = blocks.refresh(*known)
-        levels, z = self.renew(problem, state, levels, z)
+        levels, z = self.renew(problem, here, levels, z)
+        z, added = state.apart(z)
         # z is affine in the gradients: where devices share the blocks, one sum over them serves both points.
-        objective = jnp.where(bad_slots(problem, sample), jnp.nan, objective)  # ends the run
+        bad = bad_slots(problem, sample)
+        bad = bad if state.tables is None else bad | state.tables.bad_lookups(sample)
+        objective = jnp.where(bad, jnp.nan, objective)  # ends the run
         lag = sum(tracker.lag(visits[name], look) for name, tracker in self.trackers(problem).items())
         z, objective, lag = state.sampler.mean((z, objective, lag / sample.blocks.shape[0]))
         chance = min(state.sampler.chance(problem, n, slots.size) for n, slots in sample.slots.items())
         x, optimizer, back = upper_move(self.upper_step, state, z, stage, objective, lag, chance, beta)
+        tables = state.tables
+        if tables is not None:
+            tables = tables.move(state.sampler, sample, state.step, added, 1 - beta, back.amount)
         moved = dataclasses.replace(
             state,
             step=state.step + 1,
@@ -209,8 +217,9 @@ class Recipe(AbstractSolver):
             smoothness={name: known.after(state.step, objective) for name, known in state.smoothness.items()},
             store=look.store,
             blocks=blocks,
+            tables=tables,
         )
-        return moved, _info(state.sampler, objective, z, visits, sum(repaired))
+        return moved, _info(state.sampler, objective, moved.settled.z, visits, sum(repaired))
 
     def due(self, state: State) -> Array | None:
         """Whether the curvature, or all values under a risk, have to be looked at before the next step."""
@@ -248,11 +257,12 @@ class Recipe(AbstractSolver):
         """The curvature of the lower problems, from the blocks that are visited next."""
         problem = problem.with_centres(state.centres)
         sample = self.draw(problem, state)
-        visits = self.visits(problem, state, sample, 0)
+        here = state.at(sample)
+        visits = self.visits(problem, here, sample, 0)
         y = {name: tracker.recall(visits[name])[0] for name, tracker in self.trackers(problem).items()}
         found = {
             name: renew_smoothness(
-                problem, name, state.x, y, sample, state.sampler, known, state.step, self.rescales
+                problem, name, here.x, y, sample, state.sampler, known, state.step, self.rescales
             )
             for name, known in state.smoothness.items()
             if known.renewed

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from bilevax._problem.lookups import without_parts
 from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import START, Sample, Sampler
 from bilevax._problem.view import each_block
@@ -17,6 +18,7 @@ from bilevax._step.block_values import first_values
 from bilevax._step.clocks import Clock, Clocks
 from bilevax._step.coefficients import FIRST_STEP, evaluate
 from bilevax._step.lagrangian import Point, gradients
+from bilevax._step.lazy_tables import LazyTables
 from bilevax._step.lower_transformation import with_transformation
 from bilevax._step.passes import over_all_blocks
 from bilevax._step.slot_table import SlotTable, pack
@@ -26,8 +28,8 @@ from bilevax._step.state import Restraint, State
 from bilevax._step.visit import Visit
 from bilevax._util.per_entry import PerEntry
 from bilevax._util.trees import PyTree, combine, result_dtype, zeros_like
-from bilevax.solvers.start_checks import checked_start, slot_shape
-from bilevax.solvers.upper import upper_start, way_back
+from bilevax.solvers.start_checks import checked_start, padded_levels, slot_shape
+from bilevax.solvers.upper import is_plain, upper_start, way_back
 
 if TYPE_CHECKING:
     from bilevax.solvers.recipe import Recipe
@@ -86,7 +88,20 @@ def start_state(recipe: Recipe, problem: Problem, x0: PyTree, y0: PyTree, sample
         values = _first_values(recipe, problem, state, estimated, rows)
         blocks = first_values(problem.risk, values, sampler)
         state = dataclasses.replace(state, blocks=blocks)
-    return state if rows == 0 else _first_pass(recipe, problem, state, estimated, rows)
+    state = state if rows == 0 else _first_pass(recipe, problem, state, estimated, rows)
+    return _with_tables(recipe, problem, state)
+
+
+def _with_tables(recipe: Recipe, problem: Problem, state: State) -> State:
+    """The state with the tables of x apart, if steps can catch them up: not where rows are padded."""
+    lazy = recipe.takes_tables and is_plain(recipe.upper_step, state.x)
+    if not problem.tables or not lazy or padded_levels(problem, state.sampler):
+        return state
+    names = [name for name, _ in problem.tables]
+    tables = LazyTables.of(names, state.x, state.z, result_dtype(state.x))
+    return dataclasses.replace(
+        state, x=without_parts(state.x, names), z=without_parts(state.z, names), tables=tables
+    )
 
 
 def _used_smoothness(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bilevax._problem.levels import Level
+from bilevax._problem.lookups import check_tables
 from bilevax._problem.problem import Problem
 from bilevax._problem.reading import readers
 from bilevax._problem.sampling import Sampler
@@ -42,7 +43,8 @@ def checked_start(
     x = checks.floating("x0", x0)
     given = dict.fromkeys(problem.levels) if y0 is None else problem.split("y0", y0)
     block, upper, lower = _one_block(problem, sampler)
-    padded = _padded(problem, sampler)
+    check_tables(problem.tables, x, block, problem.by_source(upper, lower))
+    padded = padded_levels(problem, sampler)
     if padded and not problem.means_over_rows:
         raise ValueError(
             "means_over_rows=False does not go with ragged blocks and all rows: functions are then called on "
@@ -129,7 +131,7 @@ def _is_here(leaf: Any) -> bool:
     return getattr(leaf, "is_fully_addressable", False)
 
 
-def _padded(problem: Problem, sampler: Sampler) -> set[str]:
+def padded_levels(problem: Problem, sampler: Sampler) -> set[str]:
     """The levels whose batches are padded: then user functions see their rows one at a time."""
     sample = sampler.one_block(problem, sampler.batch_size, slots=False)
     return {

@@ -44,7 +44,8 @@ def upper_move(
         updates, optimizer = upper_step.update(z, state.optimizer, now, **extra)
         return combine((1, now), (shrunk, updates)), optimizer, now
     step = evaluate(upper_step, state.step) * shrunk
-    return combine((1, state.x), (-step, z)), state.optimizer, way_back(upper_step, step, state.x)
+    back = way_back(upper_step, step, state.x, state.tables)
+    return combine((1, state.x), (-step, z)), state.optimizer, back
 
 
 def chosen_step(upper_step: UpperStep | None) -> UpperStep:
@@ -58,8 +59,13 @@ def upper_start(upper_step: UpperStep | None, x: PyTree) -> PyTree:
     return upper_step.init(x) if isinstance(upper_step, optax.GradientTransformation) else None
 
 
-def way_back(upper_step: UpperStep | None, step: Any, x: PyTree) -> PyTree:
+def way_back(upper_step: UpperStep | None, step: Any, x: PyTree, tables: PyTree = None) -> PyTree:
     """What a state stores to recover the x before: the step size if that is enough, else x."""
+    plain = is_plain(upper_step, (x, tables))
+    return Along(jnp.asarray(step, result_dtype((x, tables)))) if plain else x
+
+
+def is_plain(upper_step: UpperStep | None, x: PyTree) -> bool:
+    """Whether x moves by a number times z, in so many bits that the step can be undone."""
     precise = all(leaf.dtype.itemsize >= 4 for leaf in jax.tree.leaves(x))  # otherwise rounding would show
-    plain = not isinstance(chosen_step(upper_step), optax.GradientTransformation)
-    return Along(jnp.asarray(step, result_dtype(x))) if plain and precise else x
+    return precise and not isinstance(chosen_step(upper_step), optax.GradientTransformation)

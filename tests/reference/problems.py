@@ -157,8 +157,12 @@ class LogisticHyper(Blocks):
         return jnp.mean(jax.nn.softplus(-batch["label"] * (batch["row"] @ y) / block["temperature"]))
 
     def lower(self, x, y, block, batch):
+        return self.weighted(x[batch["index"]], y, block, batch)
+
+    def weighted(self, found, y, block, batch):
+        """`lower`, where x is a table of which the rows that the batch looks up were found."""
         loss = jax.nn.softplus(-batch["label"] * (batch["row"] @ y) / block["temperature"])
-        return jnp.mean(jax.nn.sigmoid(x[batch["index"]]) * loss) + 0.5 * self.reg * y @ y
+        return jnp.mean(jax.nn.sigmoid(found) * loss) + 0.5 * self.reg * y @ y
 
     def loss_y(self, i, y, data, rows):
         """Every row's gradient in y of softplus(-label row'y / temperature)."""

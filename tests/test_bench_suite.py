@@ -1,0 +1,55 @@
+"""The suite of benchmarks: its hour, and what it calls slower."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import suite
+
+
+def test_all_parts_together_have_an_hour():
+    assert sum(part.minutes * part.rounds for part in suite.PARTS.values()) <= 60
+
+
+def test_only_what_exceeds_the_noise_of_both_records_is_slower():
+    old = {"same": [10.0, 10.2], "slow": [10.0, 10.1], "noisy": [10.0, 14.0], "gone": [1.0]}
+    new = {"same": [10.3, 10.4], "slow": [11.5, 11.6], "noisy": [13.0, 13.1], "fresh": [9.0]}
+    assert [line.split(":")[0] for line in suite.slower(new, old)] == ["slow"]
+    assert suite.slower(old, old) == []
+
+
+def test_times_are_the_microseconds_in_the_files_of_all_rounds():
+    def files(value):
+        return {"step": {"a8a": {"kernel": {"microseconds": value, "compile_seconds": 3.0}}}, "rows": [1, 2]}
+
+    assert suite.rounds_of([files(2.0), files(2.5)]) == {"a8a kernel": [2.0, 2.5]}
+    assert suite.rounds_of([]) == {}
+
+
+def test_a_part_that_fails_or_takes_too_long_is_named():
+    assert suite.run(suite.Part(("benchmarks.no_such_part",), 1.0)) == ([], "", "ended with 1")
+    late = suite.Part(("benchmarks.step",), 0.001)
+    assert suite.run(late)[2] == "took more than 0.001 minutes"
+
+
+@pytest.mark.parametrize(("times", "status"), [([10.0], 0), ([20.0], 1)])
+def test_two_records_are_compared(times, status, tmp_path):
+    for name, values in (("new", times), ("old", [10.0])):
+        record = {"commit": name, "machine": "m", "seconds": 0, "times": {"step: a8a": values}}
+        (tmp_path / name).write_text(json.dumps(record))
+    given = [sys.executable, "-m", "benchmarks.suite", "--compare", tmp_path / "new", tmp_path / "old"]
+    done = subprocess.run(given, cwd=suite.ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stderr
+    assert f"new beside old: {status} of 1 are slower" in done.stdout
+
+
+def test_the_latest_record_of_the_same_machine_counts(tmp_path):
+    for name, machine, seconds in (("a", "m", 1), ("b", "m", 2), ("c", "other", 3), ("d", "m", 4)):
+        record = {"commit": name, "machine": machine, "seconds": seconds}
+        (tmp_path / f"{name}.json").write_text(json.dumps(record))
+    assert suite.latest(tmp_path, {"commit": "d", "machine": "m"}) == tmp_path / "b.json"
+    assert suite.latest(tmp_path / "nothing", {"commit": "d", "machine": "m"}) is None
