@@ -208,3 +208,10 @@ def test_a_run_that_visited_blocks_too_rarely_to_get_anywhere_says_so():
     )
     with pytest.warns(bx.AccuracyWarning, match=r"still on its way.*blocks_per_step=40 instead of 10"):
         bx.minimize(problem, jnp.zeros(2), jnp.zeros((400, 2)), steps=500, blocks_per_step=10, progress=None)
+
+
+def test_a_run_too_short_for_x_to_begin_to_move_says_so():
+    case = Quadratic(m=6, rows=5, d_y=2, d_x=2)
+    with pytest.warns(bx.AccuracyWarning, match=r"x has not moved yet.*30 steps.*try steps=1000 or more"):
+        result = bx.minimize(case.problem, case.x0, case.y0, steps=30, progress=None)
+    np.testing.assert_array_equal(result.x, case.x0)

@@ -32,6 +32,7 @@ from bilevax._run.settings import Asked
 from bilevax._run.sharding import Shards, make_shards
 from bilevax._run.stop import Stop
 from bilevax._run.verification import AccuracyWarning, can_verify, verify
+from bilevax._step.pace import is_waiting, shortest_window
 from bilevax._step.state import State
 from bilevax._util import checks
 from bilevax._util.trees import PyTree
@@ -40,6 +41,8 @@ from bilevax.solvers.default import chosen_solver
 from bilevax.solvers.offsets import with_offsets
 from bilevax.solvers.start_checks import check_feasible
 
+_WINDOWS = 40  # of `automatic_step`: enough to get somewhere
+_MEANT = 20  # steps, from which on a run is meant to get somewhere
 _VERIFIED = 500  # steps of a run that is verified unasked
 
 
@@ -179,11 +182,13 @@ def minimize(
     if reached.recoveries and not run.failed:
         went = "; ".join(map(str, reached.recoveries))
         warnings.warn(f"the run began to blow up and went back, {went}", RecoveryWarning, stacklevel=2)
+    doubt = _still_waits(run) if shards is None and reached.outcome is Outcome.FINISHED else ""
     if _to_verify(stop, problem, reached, steps, shards):
         found = verify(problem, reached.state, x0, solver=solver)
         reached = dataclasses.replace(reached, verification=found)
-        if found.message:
-            warnings.warn(found.message, AccuracyWarning, stacklevel=2)
+        doubt = found.message or doubt
+    if doubt:
+        warnings.warn(doubt, AccuracyWarning, stacklevel=2)
     if reached.outcome is Outcome.DIVERGED and stop.throw:
         raise DivergedError(reached.message, reached)
     if reached.outcome is Outcome.INTERRUPTED:
@@ -196,6 +201,18 @@ def minimize(
         if speaks:
             report(line)
     return reached
+
+
+def _still_waits(run: Run) -> str:
+    """What to try if the automatic upper step has not begun to move x; empty if it has."""
+    sampler = run.state.sampler
+    enough = _WINDOWS * shortest_window(sampler.per_step / sampler.blocks)
+    if run.done < _MEANT or run.done >= enough or not is_waiting(run.state.optimizer):
+        return ""
+    return (
+        f"x has not moved yet: the automatic upper step waits while y and v settle, and {run.done} steps "
+        f"were too few for that: try steps={enough} or more"
+    )
 
 
 def _steps_to_take(steps: int | None, stop: Stop) -> int:

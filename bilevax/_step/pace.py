@@ -158,7 +158,7 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
             raise ValueError("automatic_step needs params, the x of the step, got None")
         dtype, ended = state.scale.dtype, state.count >= state.end
         count = state.count.astype(dtype)
-        shortest = _shortest(chance)
+        shortest = shortest_window(chance)
         recent, longer = jnp.maximum(_MOMENTUM, 1 / (count + 1)), 3 / (count + 3)
         average = jax.tree.map(lambda m, z: m + recent * (_wide(z) - m), state.average, updates)
         squares = jax.tree.map(lambda n, m: n + longer * (jnp.square(m) - n), state.squares, average)
@@ -217,7 +217,13 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
 
 
-def _shortest(chance: float) -> int:
+def is_waiting(optimizer: PyTree) -> bool:
+    """Whether the state of an upper step is that of an `automatic_step` that has not moved x yet."""
+    leaves = jax.tree.leaves(optimizer, is_leaf=lambda one: isinstance(one, Pace))
+    return any(isinstance(one, Pace) and float(one.scale) == 0 for one in leaves)
+
+
+def shortest_window(chance: float) -> int:
     """How many steps a window has at least: enough for several visits of a block."""
     return max(_SHORTEST, math.ceil(_VISITS / chance))
 
@@ -255,7 +261,7 @@ def _change(state: Pace, covered: PyTree, covered_before: PyTree, by_itself: Arr
     # What f may have fallen by in the window, its noise included, says how much faster x may go at first.
     fallen = jnp.maximum(mean_before - mean, slope) + noise
     ample = jnp.clip(_AMPLE * jnp.abs(mean) / jnp.where(fallen > 0, fallen, jnp.inf), _GROW, _FASTEST)
-    grow = jnp.where(state.count < _FIRST_WINDOWS * _shortest(chance), ample, _GROW)
+    grow = jnp.where(state.count < _FIRST_WINDOWS * shortest_window(chance), ample, _GROW)
     return jnp.where(too_fast, _SHRINK, jnp.where(onward, grow, 1.0))
 
 
