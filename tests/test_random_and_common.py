@@ -41,7 +41,7 @@ class Noisy(problems.QuadraticBlocks):
     @staticmethod
     def noise(key, size):
         """Numbers that the words of the key determine: a threefry takes long to compile."""
-        one, other = jax.random.key_data(key) / 2**32
+        one, other = jax.random.key_data(key).astype(float) / 2**32
         return jnp.sin((1 + jnp.arange(size)) * (1 + 9 * one) + 5 * other)
 
     def upper(self, x, y, block, batch, key):
