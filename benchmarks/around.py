@@ -1,7 +1,7 @@
 """What storing offsets from x is worth where every y_i stays near x: `bx.argmin(g, around=…)`.
 
 `python -m benchmarks.around` runs the proximal prior of `benchmarks.defaults_cases` with several methods,
-with y stored as it is and as offsets. It prints the relative gap (F − F_best)/(F_0 − F_best) of the worst
+with y stored as it is and as offsets. It tabulates the relative gap (F − F_best)/(F_0 − F_best) of the worst
 seed.
 """
 
@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from pathlib import Path
+from typing import Any
 
 import optax
 
 import bilevax as bx
 from benchmarks.defaults import lbfgs, run, value
 from benchmarks.defaults_cases import Case, proximal_prior
+from bilevax.experiments.report import Report
 
 SOLVERS: dict[str, bx.AbstractSolver] = {
     "`SOBA`, `adam(1e-2)`": bx.SOBA(upper_step=optax.adam(1e-2)),
@@ -34,20 +37,26 @@ def stored(case: Case, offsets: bool) -> Case:
 
 
 def main() -> None:
+    """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("results/around"))
     options = parser.parse_args()
+    report = Report(options.out, {"seeds": options.seeds})
     case = proximal_prior()
     first, best = value(case, case.x0), lbfgs(case, 200)
-    print("| method | y | offsets from x |")
-    print("| --- | --- | --- |")
+    rows: list[dict[str, Any]] = []
     for name, solver in SOLVERS.items():
-        found = [
-            max(run(stored(case, offsets), solver, seed, few=True)["F"] for seed in range(options.seeds))
-            for offsets in (False, True)
-        ]
-        gaps = [(one - best) / (first - best) for one in found]
-        print(f"| {name} | {gaps[0]:.4f} | {gaps[1]:.4f} |", flush=True)
+        row: dict[str, Any] = {"method": name}
+        for column, offsets in (("y", False), ("offsets from x", True)):
+            near = stored(case, offsets)
+            worst = max(run(near, solver, seed, few=True)["F"] for seed in range(options.seeds))
+            row[column] = f"{(worst - best) / (first - best):.4f}"
+        rows.append(row)
+        print(row, flush=True)
+    note = f"(F − F_best)/(F_0 − F_best), the worst of {options.seeds} seeds."
+    report.table("around", rows, "Variables that stay near x", note)
+    report.finish()
 
 
 if __name__ == "__main__":

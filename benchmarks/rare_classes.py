@@ -1,7 +1,7 @@
 """Average precision on w8a, where 3% of the rows are positive, with noisy labels and few clean rows.
 
-`python -m benchmarks.rare_classes` prints, by noise level and number of clean rows, the average precision on
-w8a's test rows of logistic regression on the noisy rows, on the clean rows and on both, and of
+`python -m benchmarks.rare_classes` tabulates, by noise level and number of clean rows, the average precision
+on w8a's test rows of logistic regression on the noisy rows, on the clean rows and on both, and of
 `ReweightedClassifier`; mean ± standard deviation over seeds, and the paired gain over the noisy rows.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from sklearn.metrics import average_precision_score
 
 from bilevax.applications import ReweightedClassifier
 from bilevax.data import Dataset, flip_labels, load
-from bilevax.experiments.report import spread
+from bilevax.experiments.report import Report, spread
 
 OURS = "ReweightedClassifier"
 
@@ -56,7 +57,7 @@ def scores(data: Dataset, noise: float, clean: int, seed: int, rows: int | None)
 
 
 def main() -> None:
-    """Prints a line for every split, then a table."""
+    """Prints a line for every split, and writes a table."""
     parser = argparse.ArgumentParser("python -m benchmarks.rare_classes", description=__doc__)
     parser.add_argument("--data", default="w8a")
     parser.add_argument("--noises", type=float, nargs="*", default=[0.1, 0.2, 0.3])
@@ -64,9 +65,11 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000, help="noisy rows; 0 for all")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("results/rare_classes"))
     options = parser.parse_args()
+    report = Report(options.out, {name: one for name, one in vars(options).items() if name != "out"})
     data = load(options.data)
-    rows = []
+    rows, below = [], []
     for noise in options.noises:
         for clean in options.clean:
             found: dict[str, list[float]] = {}
@@ -78,13 +81,17 @@ def main() -> None:
                 print(f"noise {noise}, {clean} clean rows, seed {seed}: {line}", flush=True)
                 print(f"  {time.perf_counter() - began:.1f} s", flush=True)
             gain = np.array(found[OURS]) - np.array(found["noisy rows"])
+            below += [f"{one:+.3f}" for one in gain if one < 0]
             error = stats.sem(gain) if len(gain) > 1 else np.nan
-            cells = [spread(values) for values in found.values()]
-            rows.append([f"{noise}", f"{clean}", *cells, f"{gain.mean():+.4f} ± {error:.4f}"])
-    print("| noise | clean | noisy rows | clean rows | both | ours | gain |")
-    print("| --- " * 7 + "|")
-    for row in rows:
-        print("| " + " | ".join(row) + " |")
+            row: dict[str, Any] = {"noise": noise, "clean": clean}
+            row |= {name: spread(values) for name, values in found.items()}
+            rows.append(row | {"gain": f"{gain.mean():+.4f} ± {error:.4f}"})
+    note = (
+        "Average precision on test rows, mean ± standard deviation over seeds; gain: over the noisy rows, "
+        f"± its standard error. Fits below the noisy rows: {len(below)} ({', '.join(below)})."
+    )
+    report.table("rare_classes", rows, f"Rare classes: {options.data}", note)
+    report.finish()
 
 
 if __name__ == "__main__":

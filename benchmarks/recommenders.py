@@ -21,6 +21,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +38,7 @@ from bilevax.experiments.ndcg_baselines import (
     gain_ease,
     score_metrics,
 )
+from bilevax.experiments.report import Report
 
 SIZES = {"dense": 120_000, "medium": 60_000, "sparse": 30_000}
 TEST = 5
@@ -155,38 +157,47 @@ def compare(case: Case, variants: dict[str, dict[str, Any]], closed_forms: list[
 
 
 def main() -> None:
-    """Prints a line for every fit, then a table."""
+    """Prints a line for every fit, and writes a table after every split."""
     parser = argparse.ArgumentParser("python -m benchmarks.recommenders", description=__doc__)
     parser.add_argument("tables", nargs="*", default=["dense", "medium", "sparse", "implicit"])
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="of generated tables; MovieLens has one split")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--closed", nargs="*", choices=CLOSED_FORMS, default=list(CLOSED_FORMS))
     parser.add_argument(
         "--variants", default='{"TopKRecommender": {}}', help="arguments of the recommender, as JSON by name"
     )
+    parser.add_argument("--out", type=Path, default=Path("results/recommenders"))
     options = parser.parse_args()
+    report = Report(options.out, {name: one for name, one in vars(options).items() if name != "out"})
     found: dict[str, dict[str, list[Score]]] = {}
     for name in options.tables:
-        for seed in range(options.first_seed, options.first_seed + options.seeds):
+        count = options.seeds if name in (*SIZES, "implicit") else 1
+        for seed in range(options.first_seed, options.first_seed + count):
             case = make_case(load_table(name, seed))
             variants = {
                 variant: arguments | {"seed": seed}
                 for variant, arguments in json.loads(options.variants).items()
             }
             for method, got in compare(case, variants, options.closed).items():
-                found.setdefault(method, {}).setdefault(name, []).append(got)
+                found.setdefault(name, {}).setdefault(method, []).append(got)
                 print(f"{name} {seed} {method}: {got.ndcg:.4f}  {got.seconds:.1f} s  {got.note}", flush=True)
-    print("| method | " + " | ".join(options.tables) + " |")
-    print("| --- " * (1 + len(options.tables)) + "|")
-    for method, tables in found.items():
-        cells = [_cell(tables[name]) for name in options.tables]
-        print(f"| {method} | " + " | ".join(cells) + " |")
+            report.csv("recommenders", [_row(*item) for item in found.items()])
+    note = "Test NDCG@10, mean ± standard error over seeds, and seconds of a fit with its search."
+    report.table("recommenders", [_row(*item) for item in found.items()], "Recommenders", note)
+    report.finish()
 
 
-def _cell(runs: list[Score]) -> str:
-    values, seconds = np.array([one.ndcg for one in runs]), np.mean([one.seconds for one in runs])
-    error = stats.sem(values) if len(values) > 1 else np.nan
-    return f"{values.mean():.4f} ± {error:.4f} ({seconds:.0f} s)"
+def _row(name: str, methods: dict[str, list[Score]]) -> dict[str, Any]:
+    """A row of the table: the methods on one kind of table."""
+    row: dict[str, Any] = {"table": name, "seeds": len(next(iter(methods.values())))}
+    row |= {method: _mean([one.ndcg for one in runs]) for method, runs in methods.items()}
+    seconds = {method: np.mean([one.seconds for one in runs]) for method, runs in methods.items()}
+    return row | {f"{method}: seconds": f"{value:.0f}" for method, value in seconds.items()}
+
+
+def _mean(values: list[float]) -> str:
+    mean = f"{np.mean(values):.4f}"
+    return mean if len(values) < 2 else f"{mean} ± {stats.sem(values):.4f}"
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def demo(
     splits: Annotated[int, typer.Option(help="splits of the digits to average over", min=1)] = 10,
     steps: Annotated[int, typer.Option(help="steps of each solver", min=1)] = 3000,
     seed: Annotated[int, typer.Option(help="the first split", min=0)] = 0,
-    out: Annotated[Path, typer.Option(help="file of the plot")] = Path("results/demo.png"),
+    out: Annotated[Path, typer.Option(help="file of the plot")] = Path("results/demo/demo.png"),
 ) -> None:
     """Learn from noisy labels with 100 blocks: progress bar, table, plot. Half a minute."""
     with errors_as_messages("bilevax demo"):

@@ -23,7 +23,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from rich.console import Console
-from rich.table import Table
 from scipy import stats
 from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
@@ -35,6 +34,7 @@ from sklearn.preprocessing import StandardScaler
 
 import bilevax as bx
 from bilevax.experiments import figures
+from bilevax.experiments.report import Report
 
 BLOCKS, COMPONENTS, CLEAN_ROWS, FLIPPED = 100, 20, 60, 0.4
 TEMPERATURES = np.linspace(1, 11, BLOCKS, endpoint=False)
@@ -172,24 +172,19 @@ def baselines(split: DigitsSplit) -> list[Score]:
     ]
 
 
-def table(found: list[list[Score]]) -> Table:
-    """Means over the splits: accuracy, gain over the clean rows alone, and seconds."""
-    out = Table(
-        "model",
-        title=f"Means over splits: {len(found)}; {FLIPPED:.0%} of the noisy labels flipped",
-        caption=f"gain: over '{CLEAN}', ± its standard error",
-    )
-    for heading in ("test accuracy", "gain", "seconds"):
-        out.add_column(heading, justify="right")
+def table(found: list[list[Score]]) -> list[dict[str, str]]:
+    """Rows of means over the splits: accuracy, gain over the clean rows alone ± its error, and seconds."""
     accuracy = np.array([[score.accuracy for score in of_split] for of_split in found])
     names = [score.name for score in found[0]]
     gain = accuracy - accuracy[:, [names.index(CLEAN)]]
     error = stats.sem(gain) if len(found) > 1 else np.full(len(names), np.nan)
     seconds = np.mean([[score.seconds for score in of_split] for of_split in found], axis=0)
+    rows = []
     for name, a, g, e, s in zip(names, accuracy.mean(0), gain.mean(0), error, seconds, strict=True):
         more = f"{g:+.3f} ± {e:.3f}" if len(found) > 1 else f"{g:+.3f}"
-        out.add_row(name, f"{a:.3f}", "" if name == CLEAN else more, f"{s:.2f}")
-    return out
+        row = {"model": name, "test accuracy": f"{a:.3f}", "gain": "" if name == CLEAN else more}
+        rows.append(row | {"seconds": f"{s:.2f}"})
+    return rows
 
 
 @figures.styled
@@ -212,18 +207,19 @@ def plot(path: Path, results: dict[str, bx.Result], flipped: np.ndarray) -> None
 
 @bx.program_cache()
 def main(arguments: list[str] | None = None) -> None:
-    """Runs solvers and baselines on every split; prints a table and writes a plot."""
+    """Runs solvers and baselines on every split; writes a table and a plot, and prints the table."""
     parser = argparse.ArgumentParser(
         "python -m bilevax.experiments.demo", description="Learning from noisy labels."
     )
     parser.add_argument("--seed", type=int, default=0, help="the first split")
     parser.add_argument("--splits", type=int, default=10, help="number of splits to average over")
     parser.add_argument("--steps", type=int, default=3000, help="steps of each solver")
-    parser.add_argument("--out", type=Path, default=Path("results/demo.png"), help="file of the plot")
+    parser.add_argument("--out", type=Path, default=Path("results/demo/demo.png"), help="file of the plot")
     options = parser.parse_args(arguments)
     if options.out.is_dir():
         raise ValueError(f"out must be the file of the plot, got the folder {options.out}")
-    options.out.parent.mkdir(parents=True, exist_ok=True)  # if that fails, it fails before any work is done
+    # If its folder cannot be made, it fails before any work is done.
+    report = Report(options.out.parent, {name: one for name, one in vars(options).items() if name != "out"})
     console = Console()
     began = time.perf_counter()
 
@@ -239,15 +235,18 @@ def main(arguments: list[str] | None = None) -> None:
             first.setdefault(name, result)
         found[-1] += baselines(split)
 
-    console.print(table(found))
-    for name, values in ranking.items():
-        console.print(
-            f"{name}: AUROC of the weights, right labels against flipped ones: {np.mean(values):.3f}"
-        )
+    areas = {name: f"{np.mean(values):.3f}" for name, values in ranking.items()}
+    report.fact("AUROC of the weights", areas)
+    note = (
+        f"{FLIPPED:.0%} of the noisy labels flipped. gain: over '{CLEAN}', ± its standard error. AUROC of "
+        f"the weights, right labels against flipped ones: {', '.join(map(' '.join, areas.items()))}."
+    )
+    report.table("demo", table(found), f"Means over {len(found)} splits", note)
     compiled = ", ".join(f"{name} {result.compile_seconds:.1f}" for name, result in first.items())
     console.print(f"seconds to compile, once: {compiled}; total {time.perf_counter() - began:.0f} s")
     plot(options.out, first, load_split(options.seed).flipped)
     console.print(f"plot: {options.out}")
+    report.finish()
 
 
 if __name__ == "__main__":
