@@ -18,7 +18,9 @@ ours and those of others (`single_block_peers.py`), has the same start, and is r
 steps: plain ones, and Adam with a falling step; both in the same box. The steps, and how often a method looks
 at all rows, are chosen by the same search, in shorter runs on another seed. Seconds are the processor time of
 one core, to which the process is pinned: with more of them XLA hands small operations from thread to thread,
-which doubles the time of a step. The methods take turns seed by seed.
+which doubles the time of a step. The methods take turns seed by seed. Kinds of steps, or methods, may run in
+processes and on cores of their own (`--kinds`, `--methods`, `--evaluations 0`, each with its `--out`);
+`--join` then makes one table of their folders.
 
 Data: the folder BILEVAX_DATA, with libsvm/a8a, a8a.t, w8a, w8a.t, and mnist.npz.
 """
@@ -135,31 +137,51 @@ def speeds(
     return found
 
 
-def compare(name: str, case: Case, options: argparse.Namespace, clock: Callable[[], float]) -> dict[str, Any]:
-    """All methods with all kinds of steps on a problem."""
+def compare(
+    case: Case,
+    options: argparse.Namespace,
+    clock: Callable[[], float],
+    save: Callable[[dict[str, Any]], None],
+) -> dict[str, Any]:
+    """All methods with all kinds of steps on a problem; what there is, is saved seed by seed."""
     record: dict[str, Any] = {"seconds": options.seconds, "clock": options.clock, "methods": {}}
-    record["start"] = case.value(case.x0, case.y0)
+    record |= {"start": case.value(case.x0, case.y0), "reference": np.inf}
+    record |= {"least": record["start"], "best": np.asarray(case.x0).tolist()}
     methods = [method for method in options.methods if skipped(method, case) is None]
-    values, best = [], case.x0
     for kind in options.kinds:
         found = record["methods"].setdefault(kind, {})
         for method in methods:
             best_point, tried = tune(case, method, kind, options.tune_seconds, clock)
             setting = {name: one for name, one in best_point.items() if name != "value"}
             found[method] = {"setting": setting, "tried": tried, "runs": []}
-            values += [one["value"] for one in tried]
-            print(name, kind, method, setting, flush=True)
-        for seed, method in itertools.product(range(options.seeds), methods):
-            one = run(case, method, found[method]["setting"], options.seconds, seed, clock)
-            h = [case.value(x, y) for x, y in zip(one.x, one.y, strict=True)]
-            if h and h[-1] < min(values):
-                best = one.x[-1]
-            values += h
-            kept = {"seconds": one.seconds, "steps": one.steps, "passes": one.passes, "value": h}
-            found[method]["runs"].append(kept)
-    reference = case.least(options.evaluations, best) if options.evaluations else np.inf
-    record |= {"reference": reference, "least": float(min(*values, reference))}
+            record["least"] = min([record["least"], *(one["value"] for one in tried)])
+            print(kind, method, setting, flush=True)
+        for seed in range(options.seeds):
+            for method in methods:
+                one = run(case, method, found[method]["setting"], options.seconds, seed, clock)
+                h = [case.value(x, y) for x, y in zip(one.x, one.y, strict=True)]
+                if h and h[-1] < record["least"]:
+                    record["best"] = np.asarray(one.x[-1]).tolist()
+                record["least"] = min([record["least"], *h])
+                kept = {"seconds": one.seconds, "steps": one.steps, "passes": one.passes, "value": h}
+                found[method]["runs"].append(kept)
+            save(record)
     return record
+
+
+def joined(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """One record of several of a problem, with different methods or kinds of steps."""
+    best = min(records, key=lambda one: one["least"])
+    methods: dict[str, Any] = {}
+    for kind, found in (item for one in records for item in one["methods"].items()):
+        methods.setdefault(kind, {}).update(found)
+    return best | {"methods": {kind: methods[kind] for kind in KINDS if kind in methods}}
+
+
+def solve(case: Case, record: dict[str, Any], evaluations: int) -> dict[str, Any]:
+    """The record with h* as L-BFGS finds it, if that is less than what the runs found."""
+    reference = case.least(evaluations, np.array(record["best"])) if evaluations else np.inf
+    return record | {"reference": reference, "least": float(min(record["least"], reference))}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -174,12 +196,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--evaluations", type=int, default=300, help="of h by L-BFGS, per start")
     parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu", help="cpu: of all threads")
     parser.add_argument("--speed", action="store_true", help="only the time of a step, and of a pass")
+    parser.add_argument(
+        "--join", type=Path, nargs="*", default=[], help="folders of runs with --evaluations 0, to join"
+    )
     parser.add_argument("--out", type=Path, default=Path("results/single_block"))
     options = parser.parse_args(arguments)
     clock = time.perf_counter if options.clock == "wall" else time.process_time
     if options.clock == "cpu" and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before JAX counts the cores
-    report = Report(options.out, {name: one for name, one in vars(options).items() if name != "out"})
+    report = Report(
+        options.out, {name: one for name, one in vars(options).items() if name not in ("out", "join")}
+    )
     fastest: list[dict[str, Any]] = []
     for name in options.cases:
         try:
@@ -192,9 +219,17 @@ def main(arguments: list[str] | None = None) -> None:
                 row = {f"µs of a {what}": f"{took:.1f}" for what, took in times.items()}
                 fastest.append({"problem": name, "method": method} | row)
             continue
-        record = compare(name, case, options, clock)
-        path = options.out / f"single_block_{name}.json"
-        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        file = f"single_block_{name}.json"
+
+        def save(record: dict[str, Any], file: str = file) -> None:
+            (options.out / file).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+        paths = [folder / file for folder in options.join if (folder / file).exists()]
+        if options.join and not paths:
+            continue
+        parts = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        record = joined(parts) if parts else compare(case, options, clock, save)
+        save(solve(case, record, options.evaluations))
         write(report)
     if fastest:
         note = "Microseconds of one core, the least of six turns; a pass looks at all rows."

@@ -20,6 +20,12 @@ from sklearn.datasets import load_svmlight_file
 import bilevax as bx
 
 WIDTHS = {"a8a": 123, "w8a": 300}
+# Upper steps, plain and of Adam, and lower steps: wide enough that no method is best at an edge for its lack.
+GRIDS = {
+    "a8a": ((10.0, 30.0, 100.0), (0.0005, 0.001, 0.002), (0.1, 0.2, 0.4)),
+    "w8a": ((300.0, 1000.0, 3000.0), (0.001, 0.003, 0.01), (0.2, 0.4, 1.0)),
+    "mnist": ((3e3, 1e4, 3e4), (0.03, 0.1, 0.3), (0.05, 0.1, 0.2)),
+}
 ROWS, CLEAN, RIDGE = 20_000, 5_000, 0.01  # of the data cleaning problem
 
 
@@ -134,8 +140,8 @@ def regularised(name: str, folder: Path) -> Case:
     ]
     exact = Regularised(*parts[0], *parts[1])
     problem = bx.Problem(_upper, _lower, 1, upper_data=data[1], lower_data=data[0])
-    steps = (1.0, 3.0), (0.001, 0.003), (0.05, 0.1)
-    return Case(problem, jnp.zeros(width), jnp.zeros((1, width)), exact.value, exact.least, _box, *steps)
+    start = jnp.zeros(width), jnp.zeros((1, width))
+    return Case(problem, *start, exact.value, exact.least, _box, *GRIDS[name])
 
 
 # --- a weight per training row -----------------------------------------------------
@@ -229,7 +235,6 @@ def cleaning(folder: Path) -> Case:
             {"row": rows[:ROWS], "label": labels, "index": np.arange(ROWS, dtype=np.int32)}
         ),
     )  # fmt: skip
-    steps = (1e3, 1e4), (0.01, 0.03), (0.02, 0.06)
     return Case(
         problem,
         jnp.zeros(ROWS),
@@ -237,7 +242,7 @@ def cleaning(folder: Path) -> Case:
         exact.value,
         exact.least,
         lambda _: (-np.inf, np.inf),
-        *steps,
+        *GRIDS["mnist"],
     )
 
 

@@ -118,3 +118,13 @@ def test_the_table_has_gaps_of_all_records_in_the_folder(tmp_path):
     assert (first["problem"], first["method"], first["rarity"]) == ("a8a", "SRBA", "4")
     assert [first[name] for name in ("2 s", "least", "largest", "steps/s")] == ["0.15", "0.1", "0.2", "20"]
     assert (second["problem"], second["0.1 s"]) == ("w8a", "diverged")
+
+
+def test_joined_records_have_all_methods_and_the_least_value():
+    parts = [
+        {"least": 0.2, "best": [1.0], "methods": {"adam": {"SOBA": "a"}}},
+        {"least": 0.1, "best": [2.0], "methods": {"plain": {"SOBA": "b"}, "adam": {"SABA": "c"}}},
+    ]
+    one = single_block.joined(parts)
+    assert one["methods"] == {"plain": {"SOBA": "b"}, "adam": {"SOBA": "a", "SABA": "c"}}
+    assert (one["least"], one["best"]) == (0.1, [2.0])
