@@ -149,6 +149,14 @@ def test_a_curve_knows_when_it_reached_a_loss():
     assert curve.seconds_to(0.1) == np.inf
 
 
+def test_a_trial_that_has_ended_keeps_its_loss_while_slower_ones_go_on():
+    at = np.array([1.0, 2.0])
+    fast = hyperopt.TrialCurve(at, at, np.array([0.9, 0.2]))
+    slow = hyperopt.TrialCurve(at, 3 * at, np.array([0.9, 0.4]))
+    assert hyperopt._reached([fast, slow], 0.3) == 6.0
+    assert hyperopt._reached([fast, slow], 0.29) == np.inf
+
+
 def test_ablation_reports_the_speed_up_in_steps():
     step, seconds = np.arange(1, 5) * 10, np.arange(1.0, 5.0)
 

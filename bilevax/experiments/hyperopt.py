@@ -229,14 +229,16 @@ def _rows(name: str, found: dict[str, list[TrialCurve]], options: HyperoptOption
 
 
 def _end(curves: list[TrialCurve]) -> float:
-    """The mean loss of the trials at the last time that all of them reached."""
-    return float(average([(curve.seconds, curve.loss) for curve in curves])[1][-1])
+    """The mean loss of the trials at their ends."""
+    return float(np.mean([curve.loss[-1] for curve in curves]))
 
 
 def _reached(curves: list[TrialCurve], loss: float) -> float:
-    """The seconds until the mean curve of the trials is at most this loss."""
-    seconds, mean, _ = average([(curve.seconds, curve.loss) for curve in curves])
-    return TrialCurve(seconds, seconds, mean).seconds_to(loss)
+    """The seconds until the mean loss of the trials is at most this; one that has ended keeps its loss."""
+    seconds = np.unique(np.concatenate([curve.seconds for curve in curves]))
+    seconds = seconds[seconds >= max(curve.seconds[0] for curve in curves)]
+    mean = np.mean([np.interp(seconds, curve.seconds, curve.loss) for curve in curves], axis=0)
+    return TrialCurve(seconds, seconds, mean).seconds_to(loss * (1 + 1e-9))
 
 
 def average(curves: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
