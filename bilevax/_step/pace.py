@@ -14,6 +14,9 @@ window before:
 - if x turned back (their cosine is negative), f rose by more than its noise, or y stayed behind, r shrinks;
 - in between, noise decides where x goes: r stays, and the steps shrink as 1/√t, which averages noise out.
 
+Where f is certain to have risen, by more than z says that it should have fallen, the window ends at once. If
+x has caused it, x returns to where the window began, and waits there for y and v.
+
 If y lags behind y(x), f is not F. To first order the difference is ⟨v, ∇_y g⟩, which a step knows, and by
 which f is corrected here. If the difference grows from one window to the next by more than its noise, and by
 more than what f falls by between two visits of a block, y does not follow x: r does not grow, or shrinks.
@@ -49,7 +52,7 @@ from jax import Array
 
 from bilevax._step.linear_algebra import change_if
 from bilevax._util import checks
-from bilevax._util.trees import PyTree
+from bilevax._util.trees import PyTree, zeros_like
 
 _MOMENTUM = 0.1  # b
 _EARLY = 100  # t₀
@@ -70,6 +73,7 @@ _BEHIND, _LOST = 1.25, 2.5  # visits' decrease of f, by which the lag of y may g
 _PART = 0.08  # of a window's decrease of f, which counts as that of a visit where a window has many
 _CAUSED = 30.0  # times the predicted change of f: more was not caused by x
 _RISE = 2.0  # standard errors of f
+_CERTAIN = 6.0  # standard errors of f, by which it is certain to have risen
 _TELLING = 1.1  # times as far as in the window before: whether a rise of f responds to that
 
 
@@ -94,6 +98,8 @@ class Pace(NamedTuple):
       lags_before: those of the window before.
       trend: by how much f had risen at the end of the window before, beside what z predicts, and how far x
         had gone for that.
+      squares_then: n at the start of this window.
+      resume: the step until which x waits, after it has returned to the start of a window.
     """
 
     count: Array
@@ -110,6 +116,11 @@ class Pace(NamedTuple):
     lags: Array
     lags_before: Array
     trend: Array
+    squares_then: PyTree
+    resume: Array
+
+
+_Window = tuple[Array, PyTree, PyTree, Array, PyTree, Array]  # r, x and D before it, trend, n, a return
 
 
 def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
@@ -140,8 +151,9 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
         zero, none, start = jnp.zeros((), dtype), jnp.zeros(3, dtype), jnp.zeros((), jnp.int32)
         origin = jax.tree.map(_wide, params)
         return Pace(
-            start, zeros, zeros, zero, origin, zeros, none, none, start, none, zero, none, none, none[:2]
-        )
+            start, zeros, zeros, zero, origin, zeros, none, none, start, none, zero, none, none, none[:2],
+            zeros, start,
+        )  # fmt: skip
 
     def update(
         updates: PyTree,
@@ -156,9 +168,10 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
     ) -> tuple[PyTree, Pace]:
         if params is None:
             raise ValueError("automatic_step needs params, the x of the step, got None")
-        dtype, ended = state.scale.dtype, state.count >= state.end
+        dtype, shortest = state.scale.dtype, shortest_window(chance)
+        certain = _has_certainly_risen(state, shortest)
+        ended = (state.count >= state.end) | certain
         count = state.count.astype(dtype)
-        shortest = shortest_window(chance)
         recent, longer = jnp.maximum(_MOMENTUM, 1 / (count + 1)), 3 / (count + 3)
         average = jax.tree.map(lambda m, z: m + recent * (_wide(z) - m), state.average, updates)
         squares = jax.tree.map(lambda n, m: n + longer * (jnp.square(m) - n), state.squares, average)
@@ -169,28 +182,38 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
             first = _first_scale(state, _inner(average, direction), params, shortest)
             return jnp.where(kept[0] > 0, kept[0], first).astype(dtype), direction
 
-        def turned(kept: tuple[Array, PyTree, PyTree, Array]) -> tuple[Array, PyTree, PyTree, Array]:
-            scale, origin, covered_before, trend = kept
+        def turned(kept: _Window) -> _Window:
+            scale, origin, covered_before, trend, then, _ = kept
             here = jax.tree.map(_wide, params)
             covered = jax.tree.map(jnp.subtract, origin, here)
-            now = _by_itself(state, covered, covered_before)
-            change = _change(state, covered, covered_before, _goes_on(now, trend), chance)
-            return (scale * change).astype(dtype), here, covered, now.astype(dtype)
+            now = _by_itself(state, covered, covered_before).astype(dtype)
+            change, risen = _change(state, covered, covered_before, _goes_on(now, trend), chance)
+            back = certain & risen
+            kept = origin, covered_before, trend, then
+            kept = jax.tree.map(
+                lambda old, new: jnp.where(back, old, new), kept, (here, covered, now, squares)
+            )
+            return (scale * change).astype(dtype), *kept, back
 
-        kept = state.scale, state.origin, state.covered_before, state.trend
-        scale, origin, covered_before, trend = change_if(ended, turned, kept)
+        none = jnp.zeros((), bool)
+        kept = state.scale, state.origin, state.covered_before, state.trend, state.squares_then, none
+        scale, origin, covered_before, trend, then, back = change_if(ended, turned, kept)
+        average, squares = change_if(back, lambda kept: (zeros_like(kept[0]), then), (average, squares))
+        resume = jnp.where(back, state.count + shortest, state.resume)
+        waits = state.count < resume
         size_of_f = jnp.maximum(jnp.abs(state.values[1]), jnp.abs(state.values_before[1]))
         settled = ended & (jnp.abs(_rise(state)) <= _SETTLED * size_of_f)
         settled = (settled & (state.count >= _WAIT * shortest)) | (state.count >= _LONGEST_WAIT * shortest)
         waited = (scale == 0) & settled
         scale, covered_before = change_if(waited, begun, (scale, covered_before))
-        size = speed * scale / jnp.sqrt(count + _EARLY)
+        size = jnp.where(waits, 0, speed * scale / jnp.sqrt(count + _EARLY))
         moves = jax.tree.map(
             lambda m, n, z: (-size * _clipped_ratio(m, jnp.sqrt(n))).astype(z.dtype),
             average,
             squares,
             updates,
         )
+        moves = change_if(back, lambda moves: jax.tree.map(_way_back, moves, params, state.origin), moves)
 
         along = _inner(jax.tree.map(_wide, updates), covered_before)
         fresh = state.slope + (along - state.slope) / jnp.maximum(weight, _LEAST_WEIGHT)
@@ -202,16 +225,17 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
             scale,
             origin,
             covered_before,
-            _with(jnp.where(ended, 0, state.values), jnp.asarray(value - lag, dtype)),
-            jnp.where(ended, state.values, state.values_before),
-            jnp.where(ended, state.count + length, state.end),
-            jnp.where(
-                ended, 0, _with(state.slopes, fresh)
-            ),  # the slope before was along another displacement
+            jnp.where(waits, 0, _with(jnp.where(ended, 0, state.values), jnp.asarray(value - lag, dtype))),
+            jnp.where(ended & ~back, state.values, state.values_before),
+            jnp.where(ended, jnp.maximum(state.count, resume) + length, state.end),
+            # The slope before was along another displacement.
+            jnp.where(ended | waits, 0, _with(state.slopes, fresh)),
             along,
-            _with(jnp.where(ended, 0, state.lags), jnp.asarray(lag, dtype)),
-            jnp.where(ended, state.lags, state.lags_before),
+            jnp.where(waits, 0, _with(jnp.where(ended, 0, state.lags), jnp.asarray(lag, dtype))),
+            jnp.where(ended & ~back, state.lags, state.lags_before),
             trend,
+            then,
+            resume,
         )
 
     return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
@@ -237,8 +261,13 @@ def _first_scale(state: Pace, slope: Array, params: PyTree, shortest: int) -> Ar
     return math.sqrt(_EARLY) / shortest * jnp.where(by_f < 1e-9 * by_x, by_x, by_f)
 
 
-def _change(state: Pace, covered: PyTree, covered_before: PyTree, by_itself: Array, chance: float) -> Array:
-    """The factor of r after a window, from the displacements of x in it and in the one before."""
+def _change(
+    state: Pace, covered: PyTree, covered_before: PyTree, by_itself: Array, chance: float
+) -> tuple[Array, Array]:
+    """The factor of r after a window, from the displacements of x in it and in the one before.
+
+    And whether f rose because of x.
+    """
     inner = _inner(covered, covered_before)
     sizes = _inner(covered, covered) * _inner(covered_before, covered_before)
     cosine = inner / jnp.sqrt(jnp.where(sizes > 0, sizes, 1))
@@ -251,18 +280,34 @@ def _change(state: Pace, covered: PyTree, covered_before: PyTree, by_itself: Arr
     (many, lag, spread), (many_before, lag_before, spread_before) = state.lags, state.lags_before
     variance = spread / jnp.maximum(many, 1) ** 2 + spread_before / jnp.maximum(many_before, 1) ** 2
     behind = jnp.abs(lag) - jnp.abs(lag_before) - _SURE * jnp.sqrt(variance)
-    decrease = jnp.maximum(mean_before - mean, jnp.where(by_itself, slope, 0))
+    # What z predicts counts as far as the noise of f does not contradict it: f may be too noisy to tell.
+    believed = jnp.where(by_itself, slope, jnp.minimum(slope, mean_before - mean + noise))
+    decrease = jnp.maximum(mean_before - mean, believed)
     by_visit = jnp.maximum(decrease, 0) * jnp.maximum(1 / jnp.maximum(many * chance, 1), _PART)
     # Where y and v settle, f changes far more than z predicts, and less and less.
     worst = jnp.maximum(rise, behind)
     ours = (worst <= _CAUSED * jnp.abs(slope)) | (worst > jnp.abs(state.trend[0]))
     onward = (cosine > _SAME) & downhill & ~(ours & (behind > _BEHIND * by_visit))
-    too_fast = (cosine < _BACK) | (ours & (((rise > 0) & ~by_itself) | (behind > _LOST * by_visit)))
+    risen = ours & (rise > 0) & ~by_itself
+    too_fast = (cosine < _BACK) | risen | (ours & (behind > _LOST * by_visit))
     # What f may have fallen by in the window, its noise included, says how much faster x may go at first.
     fallen = jnp.maximum(mean_before - mean, slope) + noise
     ample = jnp.clip(_AMPLE * jnp.abs(mean) / jnp.where(fallen > 0, fallen, jnp.inf), _GROW, _FASTEST)
     grow = jnp.where(state.count < _FIRST_WINDOWS * shortest_window(chance), ample, _GROW)
-    return jnp.where(too_fast, _SHRINK, jnp.where(onward, grow, 1.0))
+    return jnp.where(too_fast, _SHRINK, jnp.where(onward, grow, 1.0)), risen
+
+
+def _has_certainly_risen(state: Pace, shortest: int) -> Array:
+    """Whether f is above the window before, by more than its noise, and than it should have fallen by."""
+    (many, mean, spread), (many_before, mean_before, spread_before) = state.values, state.values_before
+    variance = spread / jnp.maximum(many, 1) ** 2 + spread_before / jnp.maximum(many_before, 1) ** 2
+    rise = mean - mean_before
+    known = (state.scale > 0) & (many >= shortest) & (many_before > 0)
+    return known & (rise > _CERTAIN * jnp.sqrt(variance)) & (rise > jnp.abs(state.slopes[1]))
+
+
+def _way_back(move: Array, here: Array, origin: Array) -> Array:
+    return (origin - _wide(here)).astype(move.dtype)
 
 
 def _by_itself(state: Pace, covered: PyTree, covered_before: PyTree) -> Array:
