@@ -33,8 +33,9 @@ STEPS = 50  # of a chunk
 INNER = 5  # unrolled steps of MAML and ANIL
 UPPER = (1e-3, 3e-3, 1e-2)
 LOWER = {"sines": (0.003, 0.01, 0.03), "digits": (0.03, 0.1, 0.3)}
-STRENGTHS = {"sines": (0.3, 1.0, 3.0), "digits": (0.03, 0.1, 0.3)}
-FIXED = {"sines": 0.02, "digits": 0.1}  # the lower step of bilevax
+STRENGTHS = {"sines": (5.0, 10.0, 20.0), "digits": (0.1, 0.3, 1.0)}
+FIXED = {"sines": 0.003, "digits": 0.1}  # the lower step of bilevax
+VISITS = 5  # of a task in a row, by bilevax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +83,8 @@ class Method(abc.ABC):
         """The state `STEPS` steps later; `chunk` counts the calls."""
 
     @abc.abstractmethod
-    def adapter(self, state: Any, setting: Setting) -> Adapter:
-        """What is applied to new tasks."""
+    def adapters(self, state: Any, setting: Setting) -> tuple[Adapter, ...]:
+        """What may be applied to new tasks; validation tasks choose."""
 
 
 class Gradient(Method):
@@ -102,8 +103,8 @@ class Gradient(Method):
     def value(cls, family: Family, params: Params, support: Any, query: Any, setting: Any) -> Array:
         """What is minimised, on the rows of some tasks."""
 
-    def adapter(self, state: Any, setting: Setting) -> Adapter:
-        return Adapter(state[0], setting["lower"])
+    def adapters(self, state: Any, setting: Setting) -> tuple[Adapter, ...]:
+        return (Adapter(state[0], setting["lower"]),)
 
 
 class Joint(Gradient):
@@ -131,14 +132,26 @@ class MAML(Gradient):
 
         return jnp.mean(jax.vmap(one)(support, query))
 
-    def adapter(self, state: Any, setting: Setting) -> Adapter:
-        return Adapter(state[0], setting["lower"], last_only=self.last_only)
+    def adapters(self, state: Any, setting: Setting) -> tuple[Adapter, ...]:
+        return (Adapter(state[0], setting["lower"], last_only=self.last_only),)
 
 
 class ANIL(MAML):
     """The same, for the last layer alone."""
 
     last_only = True
+
+
+class InARow(bx.SOBA):
+    """SOBA that visits the same tasks several times in a row.
+
+    Of a thousand tasks a step sees 25. After forty steps, the network of a task and its v belong to another
+    prior: their first visit brings them back, and the next ones use them.
+    """
+
+    def draw(self, problem: bx.Problem, state: bx.State) -> Any:
+        """The tasks and rows of a step: those of the step before, or new ones."""
+        return state.sampler.draw(problem, state.step // VISITS)
 
 
 class Bilevax(Method):
@@ -174,8 +187,9 @@ class Bilevax(Method):
         blocks = jnp.zeros(len(self.tasks))
         return bx.Problem(*_levels(self.family), blocks, rows(self.tasks.query), rows(self.tasks.support))
 
-    def adapter(self, state: Any, setting: Setting) -> Adapter:
-        return Adapter(state.x, setting["lower"], setting["strength"])
+    def adapters(self, state: Any, setting: Setting) -> tuple[Adapter, ...]:
+        """With the pull that the prior was learnt with, and without: steps that are few stay near it, too."""
+        return tuple(Adapter(state.x, setting["lower"], pull) for pull in (setting["strength"], 0.0))
 
 
 def adam(rate: Any) -> optax.GradientTransformation:
@@ -185,7 +199,7 @@ def adam(rate: Any) -> optax.GradientTransformation:
 
 def solver(setting: Any) -> bx.SOBA:
     """SOBA with the same above."""
-    return bx.SOBA(adam(setting["upper"]), lower_step=setting["lower"])
+    return InARow(adam(setting["upper"]), lower_step=setting["lower"])
 
 
 @functools.lru_cache
