@@ -117,14 +117,14 @@ def test_every_method_is_tried_with_nine_settings():
 
 
 def test_the_command_writes_its_table_and_names_what_it_does_not_know(monkeypatch, tmp_path):
-    small = meta.MetaOptions(("sines",), ("ANIL", "bilevax"), 8, 4, 2, 0.0, 0.0, 2)
+    small = meta.MetaOptions(("sines",), ("ANIL", "bilevax, heads"), 8, 4, 2, 0.0, 0.0, 2)
     monkeypatch.setattr(meta.MetaOptions, "quick", lambda self: small)
     monkeypatch.setattr(meta, "FAMILIES", {"sines": lambda: SINES})
     result = CliRunner().invoke(app, ["reproduce", "meta", "--quick", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     with (tmp_path / "meta" / "meta_sines.csv").open(encoding="utf-8") as file:
-        assert [row["method"] for row in csv.DictReader(file)] == ["ANIL", "bilevax"]
+        assert [row["method"] for row in csv.DictReader(file)] == ["ANIL", "bilevax, heads"]
     again = meta.run(small, tmp_path / "meta", resume=True)  # from what was kept
-    assert [row["method"] for row in again["sines"]] == ["ANIL", "bilevax"]
+    assert [row["method"] for row in again["sines"]] == ["ANIL", "bilevax, heads"]
     with pytest.raises(ValueError, match=r"got \['cosines'\]"):
         meta.run(meta.MetaOptions(families=("cosines",)), tmp_path)

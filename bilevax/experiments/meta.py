@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.flatten_util import ravel_pytree
 
 from bilevax.experiments.arguments import check_names, make_parser, read_options
 from bilevax.experiments.kept import Kept
@@ -29,6 +30,7 @@ from bilevax.experiments.report import Report
 
 FAMILIES: dict[str, Callable[[], Family]] = {"sines": sines, "digits": digits}
 ADAPTED = (1, 5, 10, 20, 50, 100, 200)  # steps on a new task
+NEWTON = 5  # at most, where they are Newton's
 TUNING = 1000  # what is added to the first seed for the tasks of the tuning
 
 
@@ -202,10 +204,13 @@ def _row(
         "after one step": _mean([one["loss"][adapter][0] for one in found]),
         "steps on a new task": ADAPTED[steps],
         "upper step": setting["upper"],
-        "lower step": setting["lower"],
     }
+    row |= {"lower step": setting["lower"]} if "lower" in setting else {}
     if "strength" in setting:
-        row |= {"pull": setting["strength"], "pull on a new task": found[0]["pulls"][adapter]}
+        row |= {
+            "pull": setting["strength"],
+            "on a new task": np.mean([one["pulls"][adapter] for one in found]),
+        }
     return row | {"steps": int(np.mean([one["steps"] for one in found]))}
 
 
@@ -221,28 +226,50 @@ def learn(method: Method, setting: Setting, seed: int, seconds: float) -> Learnt
 
 
 def judged(family: Family, adapter: Adapter, tasks: Tasks) -> tuple[np.ndarray, np.ndarray]:
-    """The mean query loss of tasks, and their error, after every number of steps in `ADAPTED`."""
-    numbers = jnp.asarray(adapter.rate), jnp.asarray(adapter.strength)
-    found = _adapted(family, adapter.last_only)(adapter.params, *numbers, tasks.support, tasks.query)
-    places = np.asarray(ADAPTED) - 1
+    """The mean query loss of tasks, and their error, after every number of steps in `ADAPTED`.
+
+    Newton's steps are no more than `NEWTON`: what they find does not change after those.
+    """
+    newton = adapter.rate is None
+    numbers = jnp.asarray(0.0 if newton else adapter.rate), jnp.asarray(adapter.strength)
+    program = _adapted(family, adapter.last_only, newton)
+    found = program(adapter.params, *numbers, tasks.support, tasks.query)
+    places = np.minimum(ADAPTED, NEWTON if newton else ADAPTED[-1]) - 1
     loss, wrong = (np.asarray(part)[:, places].mean(0) for part in found)
     return loss, wrong
 
 
 @functools.lru_cache
-def _adapted(family: Family, last_only: bool) -> Any:
+def _adapted(family: Family, last_only: bool, newton: bool) -> Any:
     """A program that takes steps on tasks, and returns the query loss and error after each."""
 
     def one(start: Params, rate: Array, strength: Array, support: Any, query: Any) -> Any:
         def loss(params: Params) -> Array:
             return family.mean_loss(params, support) + pull(params, start, strength)
 
-        def step(params: Params, _: Any) -> tuple[Params, tuple[Array, Array]]:
-            params = moved(params, jax.grad(loss)(params), rate, last_only)
+        def seen(params: Params) -> tuple[Array, Array]:
             out = predict(params, query[0])
             wrong = jnp.zeros(()) if family.error is None else jnp.mean(family.error(out, query[1]))
-            return params, (jnp.mean(family.loss(out, query[1])), wrong)
+            return jnp.mean(family.loss(out, query[1])), wrong
 
+        def step(params: Params, _: Any) -> tuple[Params, tuple[Array, Array]]:
+            params = moved(params, jax.grad(loss)(params), rate, last_only)
+            return params, seen(params)
+
+        flat, as_layer = ravel_pytree(start[-1])
+
+        def of_head(head: Array) -> Params:
+            return [*start[:-1], as_layer(head)]
+
+        def newton_step(head: Array, _: Any) -> tuple[Array, tuple[Array, Array]]:
+            slope, hessian = (
+                derive(lambda one: loss(of_head(one)))(head) for derive in (jax.grad, jax.hessian)
+            )
+            head = head - jnp.linalg.solve(hessian, slope)
+            return head, seen(of_head(head))
+
+        if newton:
+            return jax.lax.scan(newton_step, flat, length=NEWTON)[1]
         return jax.lax.scan(step, start, length=ADAPTED[-1])[1]
 
     return jax.jit(jax.vmap(one, (None, None, None, 0, 0)))
