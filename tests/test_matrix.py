@@ -48,7 +48,7 @@ FOLLOWED = {
     "reads": solvers(nested.METHODS),
     "risk": solvers(risks.METHODS),
     "keys": solvers(random.METHODS, random.OTHERS),
-    "common rows": solvers(random.METHODS, random.OTHERS),
+    "common rows": solvers(random.METHODS, random.OTHERS, random.WITHOUT_KEYS),
     "streamed rows": solvers(streamed.METHODS),
     "optax below": solvers(transformation.VISITED),
 }

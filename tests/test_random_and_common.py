@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference import algorithms, problems
+from reference import algorithms, finite_sums, problems
 from test_transcription import read
 
 import bilevax as bx
@@ -24,6 +24,7 @@ METHODS = {
     "MMBO": (bx.MMBO, algorithms.mmbo),
 }
 STAGES = {"first": 8, "stages": 3}
+WITHOUT_KEYS = {"BlockPAGE": (bx.BlockPAGE, finite_sums.block_page)}
 # Of these, both at once.
 OTHERS = {
     "KSONG": (bx.KSONG, algorithms.ksong),
@@ -103,8 +104,9 @@ def as_library(blocks, common=False):
 
 
 def make_solver(method):
-    solver = (METHODS | OTHERS)[method][0]
+    solver = (METHODS | OTHERS | WITHOUT_KEYS)[method][0]
     values = {NAMES.get(name, name): value for name, value in SETTINGS.items()} | {"floor": FLOOR}
+    values["refresh_chance"] = 0.2
     has = {field.name for field in dataclasses.fields(solver)}
     made = solver(**{name: value for name, value in values.items() if name in has})
     return bx.Restart(made, **STAGES) if method.startswith("RE-") else made
@@ -119,6 +121,8 @@ def run(solver, problem, x0, y0):
         sample = state.sampler.draw(problem, state.step)
         seen = {"blocks": sample.blocks, "upper": sample.upper.rows["place"]}
         seen["lower"] = sample.lower["lower"].rows["place"]
+        if isinstance(solver, bx.BlockPAGE):
+            seen["refresh"] = solver.refreshes(problem, state.sampler, state.step)
         seen["second"] = state.sampler.blocks_at(state.step, SECOND_BLOCKS)
         if problem.random:
             for place, (name, batch) in enumerate((("upper", sample.upper), *sample.lower.items())):
@@ -140,7 +144,7 @@ def follow(method, blocks, problem, sample_of):
     given = algorithms.constant(**SETTINGS)
     if method.startswith("RE-"):
         given = algorithms.restarted(SimpleNamespace(**SETTINGS), **STAGES)
-    expected = (METHODS | OTHERS)[method][1](blocks, samples, SimpleNamespace(**first), given, **options)
+    expected = (METHODS | OTHERS | WITHOUT_KEYS)[method][1](blocks, samples, SimpleNamespace(**first), given, **options)
     for name, value in vars(expected).items():
         assert np.abs(value).max() < 100, f"{name} diverges"
         np.testing.assert_allclose(end[name], value, atol=TOLERANCE, err_msg=name)
@@ -174,14 +178,14 @@ def test_other_methods_follow_their_transcription_with_keys_on_common_rows(metho
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, *WITHOUT_KEYS])
 def test_methods_follow_their_transcription_on_common_rows(method):
     blocks = problems.QuadraticBlocks()
 
     def sample(seen):
-        count = len(seen["blocks"])
+        count, more = len(seen["blocks"]), {"refresh": seen["refresh"]} if "refresh" in seen else {}
         return SimpleNamespace(
-            blocks=seen["blocks"], upper=[seen["upper"]] * count, lower=[seen["lower"]] * count
+            blocks=seen["blocks"], upper=[seen["upper"]] * count, lower=[seen["lower"]] * count, **more
         )
 
     seen = follow(method, blocks, as_library(blocks, common=True), sample)
