@@ -144,7 +144,9 @@ def follow(method, blocks, problem, sample_of):
     given = algorithms.constant(**SETTINGS)
     if method.startswith("RE-"):
         given = algorithms.restarted(SimpleNamespace(**SETTINGS), **STAGES)
-    expected = (METHODS | OTHERS | WITHOUT_KEYS)[method][1](blocks, samples, SimpleNamespace(**first), given, **options)
+    expected = (METHODS | OTHERS | WITHOUT_KEYS)[method][1](
+        blocks, samples, SimpleNamespace(**first), given, **options
+    )
     for name, value in vars(expected).items():
         assert np.abs(value).max() < 100, f"{name} diverges"
         np.testing.assert_allclose(end[name], value, atol=TOLERANCE, err_msg=name)

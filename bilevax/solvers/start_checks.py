@@ -29,7 +29,7 @@ def check_own_slots(method: str, problem: Problem) -> None:
 
 
 def check_same_rows(method: str, problem: Problem) -> None:
-    """Raises if f or g draws random numbers or rows go by: for methods that return to what they saw before."""
+    """Raises if functions or rows change from step to step: for methods that return to what they saw."""
     if problem.random:
         raise ValueError(
             f"{method} needs functions that are the same in every step, got random=True: use BSVRBv2"
