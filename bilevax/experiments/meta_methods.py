@@ -166,6 +166,10 @@ class SolvedHeads(bx.BlockNewton):
         return state.sampler.draw(problem, state.step // HEAD_VISITS)
 
 
+def _at_the_last_visit(step: Any, **_: Any) -> Any:
+    return step % HEAD_VISITS == HEAD_VISITS - 1
+
+
 class Bilevel(Method):
     """A method of bilevax: the tasks are blocks."""
 
@@ -254,9 +258,7 @@ class Heads(Bilevel):
 
     @classmethod
     def solver(cls, family: Family, setting: Any) -> bx.AbstractSolver:
-        last = optax.conditionally_mask(
-            adam(setting["upper"]), lambda step: step % HEAD_VISITS == HEAD_VISITS - 1
-        )
+        last = optax.conditionally_mask(adam(setting["upper"]), _at_the_last_visit)
         return SolvedHeads(last, alpha=1.0, beta=1.0)
 
     @classmethod
