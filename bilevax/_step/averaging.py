@@ -83,7 +83,7 @@ def averaged(upper_step: optax.GradientTransformation, window: Any) -> optax.Gra
 
 def share_of(count: Array, window: Any) -> Array:
     """The share of the next x in the average, after so many."""
-    return jnp.maximum(1 / jnp.asarray(window, jnp.float32), 1 / (1 + _EARLY * count))
+    return jnp.maximum(1 / jnp.asarray(window, float), 1 / (1 + _EARLY * jnp.asarray(count, float)))
 
 
 def with_average(optimizer: PyTree, change: Callable[[PyTree], PyTree]) -> PyTree:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import optax
 from jax import Array
@@ -37,6 +38,8 @@ class LazyAdam(eqx.Module):
 
     def update(self, updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any) -> Any:
         """The move of what is not a table."""
+        if not jax.tree.leaves(updates):  # all of x is a table
+            return updates, state
         return self._of_all().update(updates, state, params)
 
     @property

@@ -122,7 +122,7 @@ class State(eqx.Module):
         if self.tables is None:
             return self
         found, before = self.tables.look_up(sample, self.step)
-        back = None if self.back is None else _with_parts(self.x_before, before)
+        back = _with_parts(self.x if self.back is None else self.x_before, before)
         x, z = _with_parts(self.x, found), _with_parts(self.z, zeros_like(found))
         return dataclasses.replace(self, x=x, z=z, back=back)
 
@@ -149,9 +149,10 @@ class State(eqx.Module):
 
     def at_rest(self, now: Array) -> State:
         """The state that does not know where it was one step earlier, if `now` is true; else itself."""
-        if self.back is None:
+        if self.back is None and self.tables is None:
             return self
         before = Along(jnp.zeros_like(self.back.amount)) if isinstance(self.back, Along) else self.x
+        before = None if self.back is None else before  # all of x is a table, or the method does not look back
         clocks = {name: one.at_rest for name, one in self.clocks.items()}
         pace, still = (None, None) if self.tables is None else (self.tables.pace, self.tables.at_rest.pace)
         back, clocks, pace = jax.tree.map(
