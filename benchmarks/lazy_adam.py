@@ -1,9 +1,9 @@
 """`bx.lazy_adam` for users' vectors beside Adam: the time of an epoch, and NDCG.
 
-`python -m benchmarks.lazy_adam` trains NeuMF by K-SONG with its tuned settings on MovieLens 1M, from one warm-up of
-softmax, by Adam and by its lazy form, with the same seeds, and compares NDCG on test data; `--epochs 0` leaves
-this out. Then it times epochs of both, alone on the device; `--data like-ml-20m` has the shape of ML-20M, and
-`--trace` lists the kernels of a step on an accelerator.
+`python -m benchmarks.lazy_adam` times epochs of NeuMF by K-SONG on MovieLens 1M, by Adam and by its lazy
+form; `--data like-ml-20m` has the shape of ML-20M, and `--trace` lists the kernels of a step on an
+accelerator. Then it trains both with the tuned settings, from the same warm-ups of softmax and with the same
+seeds, and compares NDCG on test data; `--epochs 0` leaves this out.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ class Epochs:
 
 
 @eqx.filter_jit(donate="all-except-first")
-def _advance(inputs: Any, state: bx.State, steps: jax.Array) -> bx.State:
-    return bx.advance(*inputs, state, steps)
+def _advance(inputs: tuple[bx.Problem, Any], state: bx.State, steps: jax.Array) -> bx.State:
+    problem, solver = inputs
+    return bx.advance(problem, solver, state, steps)
 
 
 def time_epochs(
@@ -96,7 +97,7 @@ def compare_ndcg(parts: Parts, model: Any, seeds: int, epochs: int, every: int) 
     return found
 
 
-def markdown(ndcg: dict[str, Any], times: dict[str, Any]) -> str:
+def markdown(ndcg: dict[str, Any], times: dict[tuple[str, str], Any]) -> str:
     """A table of accuracy, one of times, and the kernels if they were traced."""
     lines = []
     if ndcg:
@@ -108,7 +109,10 @@ def markdown(ndcg: dict[str, Any], times: dict[str, Any]) -> str:
         apart = [np.subtract(ndcg["lazy Adam"][one], ndcg["Adam"][one]) for one in metrics]
         cells = [f"{np.mean(one):+.4f} ± {np.std(one, ddof=1):.4f}" for one in apart]
         lines += ["| difference, seed by seed | " + " | ".join(cells) + " |", ""]
-    lines += ["| upper step | settings | steps | seconds | least | most | compile s |", "| --- |" + " --- |" * 6]
+    lines += [
+        "| upper step | settings | steps | seconds | least | most | compile s |",
+        "| --- |" + " --- |" * 6,
+    ]
     for (name, form), row in times.items():
         cells = [f"{row[one]:.4f}" for one in ("seconds", "least", "most")]
         lines.append(f"| {name} | {form} | {row['steps']} | {' | '.join(cells)} | {row['compile s']:.1f} |")
@@ -143,14 +147,19 @@ def main() -> None:
 
     def write() -> str:
         text = markdown(ndcg, times) + f"\n\n{options.data}; device: {jax.devices()[0].device_kind}.\n"
-        found = {"ndcg": ndcg, "times": [{"upper step": n, "settings": f} | row for (n, f), row in times.items()]}
+        found = {
+            "ndcg": ndcg,
+            "times": [{"upper step": n, "settings": f} | row for (n, f), row in times.items()],
+        }
         (options.out / "lazy_adam.json").write_text(json.dumps(found, indent=1))
         (options.out / "lazy_adam.md").write_text(text)
         return text
 
     for form in options.forms:
         for name, lazy in FORMS.items():
-            settings = TrainingSettings().replace(lazy=lazy, **(tuned("ml-1m", METHOD) if form == "tuned" else {}))
+            settings = TrainingSettings().replace(
+                lazy=lazy, **(tuned("ml-1m", METHOD) if form == "tuned" else {})
+            )
             times[name, form] = time_epochs(parts, model, settings, options.repeats, options.trace)
             print(name, form, {k: v for k, v in times[name, form].items() if k != "kernels"}, flush=True)
             write()

@@ -113,7 +113,7 @@ def on_w8a() -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--most", type=float, default=1e8, help="the largest table")
     parser.add_argument("--width", type=int, default=16, help="d_y: the entries of y, and of a row")
     parser.add_argument("--turns", type=int, default=15)

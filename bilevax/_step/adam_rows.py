@@ -4,7 +4,7 @@ Between two touches all of a row but its x and v is linear in what it was, with 
 all rows, and so is x once the divisor is fixed:
 
 .. math::
-    z_t &= r z_s, & m_t &= p m_s + q z_s, & v_t &= u v_s + w z_s^2, & D &= \sqrt{v_s + o z_s^2} + \epsilon_t \\
+    z_t &= r z_s, & m_t &= p m_s + q z_s, & v_t &= u v_s + w z_s^2, & D &= \sqrt{v_s + o z_s^2} + \epsilon' \\
     x_t &= \rho x_s - (a m_s + c z_s) / D, & \bar x_t &= A \bar x_s + B x_s - (E m_s + F z_s) / D
 """
 
@@ -25,8 +25,8 @@ _SURE = "promise_in_bounds"
 class AdamRows:
     """The rule of rows that have x, z, m and v; and the average of x, if there is one.
 
-    A move is (r, p, q, u, w, o, ρ, a, c), and with an average also (A, B, E, F). The pace of a step is (η', ρ, ε',
-    b₁, b₂), and with an average its share: η' = η √(1 − b₂ᵗ) / (1 − b₁ᵗ), ε' = ε √(1 − b₂ᵗ).
+    A move is (r, p, q, u, w, o, ρ, a, c), and with an average also (A, B, E, F). The pace of a step is
+    (η', ρ, ε', b₁, b₂), and with an average its share: η' = η √(1 − b₂ᵗ) / (1 − b₁ᵗ), ε' = ε √(1 − b₂ᵗ).
 
     Attributes:
       averages: whether x is averaged.

@@ -65,7 +65,7 @@ class LazyStep(optax.GradientTransformationExtraArgs):
     @property
     def adam(self) -> LazyAdam:
         """Its hyper-parameters."""
-        return self.init.__self__  # pyright: ignore[reportFunctionMemberAccess]
+        return self.init.__self__  # pyright: ignore[reportAttributeAccessIssue]
 
     def averaged(self, window: Any) -> LazyStep:
         """The same step, with an average of x."""

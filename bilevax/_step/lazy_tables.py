@@ -1,9 +1,9 @@
 """The tables of x, of which a step reads, tracks and moves the rows that it looks up.
 
-A row holds its x, its z, what its rule tracks beside them (`_step/plain_rows.py`, `_step/adam_rows.py`), and the
-step at which all was true. When it is looked up it is caught up with the present (`_step/timeline.py`), and
-what the step adds to z is added. Rows that nobody looks up are caught up in turn, some in every step, so that
-none is older than the timeline.
+A row holds its x, its z, what its rule tracks beside them (`_step/plain_rows.py`, `_step/adam_rows.py`), and
+the step at which all was true. When it is looked up it is caught up with the present (`_step/timeline.py`),
+and what the step adds to z is added. Rows that nobody looks up are caught up in turn, some in every step, so
+that none is older than the timeline.
 
 All of a row is side by side, like the memory of a slot (`_step/slot_table.py`): a row of a large table is one
 cache miss, not three.
@@ -18,7 +18,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax._problem.lookups import Found, part_of, with_part
+from bilevax._problem.lookups import Found, part_of
 from bilevax._problem.sampling import Sample, Sampler
 from bilevax._step.adam_rows import AdamRows
 from bilevax._step.ordering import after
@@ -64,7 +64,7 @@ class LazyTables(eqx.Module):
         return LazyTables(tables, Timeline.start(rule, most, dtype), rest, shapes, rule)
 
     def whole(self, step: Array) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
-        """x, z and the averages of x of all rows, caught up; by table. The last is empty if there are none."""
+        """x, z and the averages of x of all rows, caught up, by table; no averages if there are none."""
         x, z, mean = {}, {}, {}
         for name, shape in self.shapes:
             parts, _ = self._caught_up(self.tables[name], step)

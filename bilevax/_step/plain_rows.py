@@ -1,7 +1,7 @@
 r"""Rows of a table that move by plain upper steps.
 
-A z that no step touches only decays, and x moves along it: :math:`z_{t+1} = d_t z_t` and :math:`x_{t+1} = x_t -
-\eta_t z_{t+1}`, with :math:`d_t = 1 - \beta_t`. So from a step s to a later one t
+A z that no step touches only decays, and x moves along it: :math:`z_{t+1} = d_t z_t` and
+:math:`x_{t+1} = x_t - \eta_t z_{t+1}`, with :math:`d_t = 1 - \beta_t`. So from a step s to a later one t
 
 .. math:: z_t = r z_s, \quad x_t = x_s - q z_s, \qquad r = \prod_{k=s}^{t-1} d_k, \quad
     q = \sum_{k=s}^{t-1} \eta_k \prod_{j=s}^{k} d_j
@@ -24,11 +24,23 @@ _SURE = "promise_in_bounds"
 class PlainRows:
     """The rule of rows that have x and z; a move is (r, q), and the pace of a step is η."""
 
-    parts: ClassVar[int] = 2
-    still: ClassVar[tuple[float, ...]] = (1.0, 0.0)
-    at_rest: ClassVar[tuple[float, ...]] = (0.0,)
     moving: ClassVar[int] = 1  # how many numbers of a pace say how far x moves
     averages: ClassVar[bool] = False
+
+    @property
+    def parts(self) -> int:
+        """How many arrays a row has."""
+        return 2
+
+    @property
+    def still(self) -> tuple[float, ...]:
+        """The move that changes nothing."""
+        return 1.0, 0.0
+
+    @property
+    def at_rest(self) -> tuple[float, ...]:
+        """The pace of a step that does not move x."""
+        return (0.0,)
 
     def start(self, x: Array, z: Array) -> list[Array]:
         """The parts of rows before step 0."""

@@ -152,7 +152,9 @@ class State(eqx.Module):
         if self.back is None and self.tables is None:
             return self
         before = Along(jnp.zeros_like(self.back.amount)) if isinstance(self.back, Along) else self.x
-        before = None if self.back is None else before  # all of x is a table, or the method does not look back
+        before = (
+            None if self.back is None else before
+        )  # all of x is a table, or the method does not look back
         clocks = {name: one.at_rest for name, one in self.clocks.items()}
         pace, still = (None, None) if self.tables is None else (self.tables.pace, self.tables.at_rest.pace)
         back, clocks, pace = jax.tree.map(

@@ -1,8 +1,8 @@
 r"""How far a row has moved since a step, where no step has touched it in between.
 
 Such a move is a few numbers, the same for all rows: with a plain upper step, r and q of :math:`z_t = r z_s`
-and :math:`x_t = x_s - q z_s`. Two moves in a row are one move. What the numbers are, and how they join, is the
-affair of the upper step (`_step/plain_rows.py`, `_step/adam_rows.py`); here they are kept.
+and :math:`x_t = x_s - q z_s`. Two moves, one after the other, are one move. What the numbers are, and how
+they join, the rule of the rows knows (`_step/plain_rows.py`, `_step/adam_rows.py`); here they are kept.
 
 Those to the present are kept for each of the latest steps. To advance all of them in every step would take
 too long, so they are kept in two parts: from a step to the end of its stretch of steps, and from there to the

@@ -1,6 +1,6 @@
 """`bx.lazy_adam` of a table with one number per row, row by row and step by step in float64 NumPy.
 
-`Table.move` has the form that `algorithms.bsvrb_v2` and `ma_soba` take as `move`. Nothing is in closed form here:
+`Table.move` has the form that `algorithms.bsvrb_v2` and `ma_soba` take as `move`. Nothing is in closed form:
 a row that rested is caught up by a loop over the steps that it missed.
 """
 

@@ -120,7 +120,9 @@ class TrainingSettings:
         bx.checks.flag("fresh", self.fresh)
         bx.checks.flag("lazy", self.lazy)
         if self.lazy and self.l2 is not None:
-            raise ValueError("lazy=True does not go with l2, which adds all of x to the gradient: use weight_decay")
+            raise ValueError(
+                "lazy=True does not go with l2, which adds all of x to the gradient: use weight_decay"
+            )
         self.objective(item_count=2)  # checks its own fields
         # The rest is for a solver or its upper step, and may be a schedule.
         bx.checks.coefficient("learning_rate", self.learning_rate, optional=False)
