@@ -162,6 +162,39 @@ def test_a_function_that_all_others_see_x_through_looks_up_too(x64):
     assert_same(*both(bx.BSVRBv2(**STEP), problems=(build(True), build(False))))
 
 
+def test_tables_that_are_looked_up_together_lie_side_by_side(x64):
+    """Two tables of one index, of rows of different shapes, and one with another index."""
+
+    def own(block, batch):
+        return batch
+
+    def lower(x, y, block, batch):
+        return jnp.mean((y - jnp.sin(x["a"]) * x["b"].sum((1, 2)) - x["c"]) ** 2)
+
+    def build(tables):
+        def looked_up(x, y, block, batch):
+            return lower({name: x[name][batch] for name in "abc"}, y, block, batch)
+
+        return bx.Problem(
+            lambda x, y, block, batch: (y - block) ** 2,
+            lower if tables else looked_up,
+            jnp.arange(4.0),
+            lower_data=bx.Shared(np.arange(20)),
+            tables={"a": own, "b": own, "c": lambda block, batch: batch} if tables else None,
+        )
+
+    x = {
+        name: jnp.asarray(RNG.normal(size=(20, *shape)))
+        for name, shape in zip("abc", [(), (2, 3), ()], strict=True)
+    }
+    solver = bx.BSVRBv2(0.3, lower_step=0.1, beta=0.2)
+    problems = (build(True), build(False))
+    assert_same(*both(solver, x=(x, jnp.zeros(4)), problems=problems))
+    given = {"key": jax.random.key(1), "blocks_per_step": 2, "batch_size": 4}
+    state = eqx.filter_eval_shape(solver.init, problems[0], x, jnp.zeros(4), **given)
+    assert {name: table.shape for name, table in state.tables.tables.items()} == {"a": (20, 15), "c": (20, 3)}
+
+
 def test_so_it_is_with_random_functions_and_strata_and_without_a_first_pass(x64):
     def noisy(function):
         def drawn(x, y, block, batch, key):

@@ -225,7 +225,7 @@ def replaced(state, start):
     if state.tables is None:
         state = eqx.tree_at(lambda state: state.z, state, start["z"])
     else:
-        tables = LazyTables.of([WHOLE_X], start["x"], start["z"], float, state.tables.rule)
+        tables = LazyTables.of([[WHOLE_X]], start["x"], start["z"], float, state.tables.rule)
         state = replace(state, tables=tables)
     name = "a" if "a" in state.levels else "lower"
     memory = state.levels[name]

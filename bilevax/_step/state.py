@@ -128,7 +128,7 @@ class State(eqx.Module):
 
     def apart(self, z: PyTree) -> tuple[PyTree, dict[str, PyTree]]:
         """z without tables, as the state has it, and what a step adds to the tables' rows."""
-        names = [] if self.tables is None else list(self.tables.tables)
+        names = [] if self.tables is None else self.tables.names
         added = {name: part_of(z, name) for name in names}
         return without_parts(z, names), added
 

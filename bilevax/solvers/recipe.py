@@ -201,7 +201,7 @@ class Recipe(AbstractSolver):
         lag = sum(tracker.lag(visits[name], look) for name, tracker in self.trackers(problem).items())
         z, objective, lag = state.sampler.mean((z, objective, lag / sample.blocks.shape[0]))
         chance = min(state.sampler.chance(problem, n, slots.size) for n, slots in sample.slots.items())
-        x, optimizer, back = upper_move(self.upper_step, state, z, stage, objective, lag, chance, beta)
+        x, optimizer, back = upper_move(self.upper_step, state, z, stage, objective, lag, chance, beta, added)
         tables = state.tables
         if tables is not None:
             pace = row_pace(self.upper_step, state, stage)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax._problem.lookups import without_parts
+from bilevax._problem.lookups import part_of, without_parts
 from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import START, Sample, Sampler
 from bilevax._problem.view import each_block
@@ -98,7 +98,7 @@ def _with_tables(recipe: Recipe, problem: Problem, state: State) -> State:
     if not problem.tables or rule is None or padded_levels(problem, state.sampler):
         return state
     names = [name for name, _ in problem.tables]
-    tables = LazyTables.of(names, state.x, state.z, result_dtype(state.x), rule)
+    tables = LazyTables.of(_together(problem, state.x), state.x, state.z, result_dtype(state.x), rule)
     x = without_parts(state.x, names)
     return dataclasses.replace(
         state,
@@ -108,6 +108,15 @@ def _with_tables(recipe: Recipe, problem: Problem, state: State) -> State:
         optimizer=upper_start(recipe.upper_step, x),
         tables=tables,
     )
+
+
+def _together(problem: Problem, x: PyTree) -> list[list[str]]:
+    """The names of the tables, those in one list that have the same index, rows and dtype."""
+    groups: dict[Any, list[str]] = {}
+    for name, index in problem.tables:
+        table = part_of(x, name)
+        groups.setdefault((id(index), table.shape[0], table.dtype), []).append(name)
+    return list(groups.values())
 
 
 def _used_smoothness(

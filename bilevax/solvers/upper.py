@@ -31,16 +31,17 @@ def upper_move(
     lag: Array,
     chance: float,
     weight: Any,
+    added: PyTree = None,
 ) -> tuple[PyTree, PyTree, PyTree]:
     """x after one step along z, the state of the transformation, and how to recover the x before.
 
     A transformation that takes extra arguments gets `value`, the mean of f over the batch, `lag`, by how much
     that would fall if y were y(x), `chance`, the probability that a step visits a block, and `weight`, that
-    of a new batch in z.
+    of a new batch in z. `added` is what the step adds to tables of x, which it read x for.
     """
     shrunk, upper_step = _factor(state, stage), chosen_step(upper_step)
     if isinstance(upper_step, optax.GradientTransformation):
-        now = known_after(z, state.x)
+        now = known_after((z, added), state.x)
         more = isinstance(upper_step, optax.GradientTransformationExtraArgs)
         known = {"value": value, "lag": lag, "chance": chance, "weight": weight}
         extra: dict[str, Any] = known if more else {}
