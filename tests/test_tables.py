@@ -183,11 +183,8 @@ def test_tables_that_are_looked_up_together_lie_side_by_side(x64):
             tables={"a": own, "b": own, "c": lambda block, batch: batch} if tables else None,
         )
 
-    x = {
-        name: jnp.asarray(RNG.normal(size=(20, *shape)))
     shapes = {"a": (), "b": (2, 3), "c": ()}
     x = {name: jnp.asarray(RNG.normal(size=(20, *shape))) for name, shape in shapes.items()}
-    }
     solver = bx.BSVRBv2(0.3, lower_step=0.1, beta=0.2)
     problems = (build(True), build(False))
     assert_same(*both(solver, x=(x, jnp.zeros(4)), problems=problems))
