@@ -16,7 +16,7 @@ class Track:
 
     Attributes:
       method, settings: the names of the method and of its hyper-parameters.
-      seconds, xs: times, without compilation, and x at them.
+      seconds, xs: times, with the start but without compilation, and x at them.
       compile_seconds: time to compile.
       losses: F at each x, filled in afterwards.
     """
@@ -54,7 +54,9 @@ def follow(
     began = time.perf_counter()
     step(start(), draws[0])  # compiles; its result is not used
     track = Track(method, settings, [], [], time.perf_counter() - began)
-    state, spent, pause = start(), 0.0, 0.0
+    began = time.perf_counter()
+    state, pause = start(), 0.0
+    spent = time.perf_counter() - began
     for draw in draws:
         began = time.perf_counter()
         state = step(state, draw)
