@@ -26,6 +26,7 @@ from bilevax.applications.ranking.methods import steps_per_epoch
 from bilevax.applications.ranking.presets import tuned
 from bilevax.experiments.ndcg_parts import Parts, load_parts
 from bilevax.experiments.ndcg_results import cutoffs_of
+from bilevax.experiments.report import Report, spread
 
 FORMS = {"Adam": False, "lazy Adam": True}
 METHOD, WARM_UP = "k-song", 20
@@ -97,33 +98,13 @@ def compare_ndcg(parts: Parts, model: Any, seeds: int, epochs: int, every: int) 
     return found
 
 
-def markdown(ndcg: dict[str, Any], times: dict[tuple[str, str], Any]) -> str:
-    """A table of accuracy, one of times, and the kernels if they were traced."""
-    lines = []
-    if ndcg:
-        metrics = [name for name in next(iter(ndcg.values())) if "ndcg" in name]
-        lines += ["| upper step | " + " | ".join(metrics) + " |", "| --- |" + " --- |" * len(metrics)]
-        for name, row in ndcg.items():
-            cells = [f"{np.mean(row[one]):.4f} ± {np.std(row[one], ddof=1):.4f}" for one in metrics]
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
-        apart = [np.subtract(ndcg["lazy Adam"][one], ndcg["Adam"][one]) for one in metrics]
-        cells = [f"{np.mean(one):+.4f} ± {np.std(one, ddof=1):.4f}" for one in apart]
-        lines += ["| difference, seed by seed | " + " | ".join(cells) + " |", ""]
-    lines += [
-        "| upper step | settings | steps | seconds | least | most | compile s |",
-        "| --- |" + " --- |" * 6,
-    ]
-    for (name, form), row in times.items():
-        cells = [f"{row[one]:.4f}" for one in ("seconds", "least", "most")]
-        lines.append(f"| {name} | {form} | {row['steps']} | {' | '.join(cells)} | {row['compile s']:.1f} |")
-    for (name, form), row in times.items():
-        if row.get("kernels"):
-            lines += ["", f"{name}, {form}:", "", "| kernel | launches | µs |", "| --- | --- | --- |"]
-            lines += [
-                f"| {one['kernel']} | {one['launches']:.1f} | {one['microseconds']:.2f} |"
-                for one in row["kernels"]
-            ]
-    return "\n".join(lines)
+def ndcg_rows(ndcg: dict[str, Any]) -> list[dict[str, Any]]:
+    """The mean and the standard deviation of every metric over the seeds, and of the differences."""
+    metrics = [name for name in next(iter(ndcg.values())) if "ndcg" in name]
+    rows = [{"upper step": name} | {one: spread(row[one]) for one in metrics} for name, row in ndcg.items()]
+    lazy, dense = (ndcg[name] for name in ("lazy Adam", "Adam"))
+    apart = {one: spread(np.subtract(lazy[one], dense[one])) for one in metrics}
+    return [*rows, {"upper step": "difference, seed by seed"} | apart]
 
 
 def main() -> None:
@@ -139,33 +120,26 @@ def main() -> None:
     parser.add_argument("--trace", action="store_true", help="list the kernels of a step")
     parser.add_argument("--out", type=Path, default=Path("results"))
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
+    report = Report(options.out, {name: one for name, one in vars(options).items() if name != "out"})
     parts = load_parts(options.data, options.seeds, options.users)
     model = NeuMF(parts.train.users, parts.train.item_count, options.width)
-    ndcg: dict[str, Any] = {}
-    times: dict[tuple[str, str], Any] = {}
-
-    def write() -> str:
-        text = markdown(ndcg, times) + f"\n\n{options.data}; device: {jax.devices()[0].device_kind}.\n"
-        found = {
-            "ndcg": ndcg,
-            "times": [{"upper step": n, "settings": f} | row for (n, f), row in times.items()],
-        }
-        (options.out / "lazy_adam.json").write_text(json.dumps(found, indent=1))
-        (options.out / "lazy_adam.md").write_text(text)
-        return text
-
+    rows: list[dict[str, Any]] = []
     for form in options.forms:
         for name, lazy in FORMS.items():
             settings = TrainingSettings().replace(
                 lazy=lazy, **(tuned("ml-1m", METHOD) if form == "tuned" else {})
             )
-            times[name, form] = time_epochs(parts, model, settings, options.repeats, options.trace)
-            print(name, form, {k: v for k, v in times[name, form].items() if k != "kernels"}, flush=True)
-            write()
+            row = time_epochs(parts, model, settings, options.repeats, options.trace)
+            kernels = row.pop("kernels", [])
+            if kernels:
+                report.csv(f"kernels-{form}-{name.replace(' ', '-')}", kernels)
+            rows.append({"data": options.data, "upper step": name, "settings": form} | row)
+            report.table("epochs", rows, "Seconds of an epoch of K-SONG")
     if options.epochs:
         ndcg = compare_ndcg(parts, model, options.seeds, options.epochs, options.every)
-    print(write())
+        report.fact("ndcg", ndcg)
+        report.table("ndcg", ndcg_rows(ndcg), f"NDCG on test data of {options.data}")
+    report.finish()
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import numpy as np
 import bilevax as bx
 from benchmarks import hyperopt
 from bilevax._run.chunks import compiled_chunk, compiled_start, numbers_as_arrays
+from bilevax.experiments.report import Report
 
 SIZES = (10**4, 10**6, 10**7, 10**8)
 BLOCKS, BLOCKS_PER_STEP, BATCH = 100, 10, 32
@@ -129,6 +130,8 @@ def main() -> None:
     growth = best_of(programs, options.turns, options.seconds, clock)
     del programs
     w8a = {} if options.growth else best_of(on_w8a(), options.turns, options.seconds, clock)
+    report = Report(options.out, {name: one for name, one in vars(options).items() if name != "out"})
+    report.csv("growth", growth_rows(sizes, growth))
     text = f"d_y = {options.width}, m = {BLOCKS}, I = {BLOCKS_PER_STEP}, B = {BATCH}:\n\n"
     text += markdown(sizes, growth, w8a)
     counted = "the processor" if options.processor else "the clock"
@@ -141,6 +144,15 @@ def main() -> None:
     }
     (options.out / "lazy_x.json").write_text(json.dumps(found, indent=2))
     (options.out / "lazy_x.md").write_text(text)
+    report.finish()
+
+
+def growth_rows(sizes: list[int], growth: dict[str, float]) -> list[dict[str, Any]]:
+    """µs per step by d_x."""
+    return [
+        {"d_x": rows, "table": growth[f"table {rows:.0e}"], "dense": growth.get(f"dense {rows:.0e}", "")}
+        for rows in sizes
+    ]
 
 
 def markdown(sizes: list[int], growth: dict[str, float], w8a: dict[str, float]) -> str:
