@@ -89,6 +89,13 @@ class Prior:
         """e, the length of w per column."""
         return self.size + (self.rank if self.form == "low_rank" else 0)
 
+    @property
+    def entries(self) -> int:
+        """How many numbers x has."""
+        mix = {"full": self.size * (self.size - 1) // 2, "low_rank": self.size * self.rank}
+        strengths = 2 if self.form == "ridge" else self.size
+        return (1 + self.known) * self.size * self.columns + strengths + mix.get(self.form, 0)
+
     def spread(self, x: X) -> Array:
         """S, (d, e)."""
         d, scale = self.size, jnp.asarray(x["scale"])
