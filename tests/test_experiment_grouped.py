@@ -51,7 +51,7 @@ def test_ridges_from_sums_are_those_of_scikit_learn(panel):
 
 def test_expectation_maximisation_finds_the_truth_it_was_drawn_from(panel):
     train, test = panel
-    mean, covariance, noise = Sums.of(train, np.zeros(len(train.y), int)).expectation_maximisation()
+    mean, covariance, noise = Sums.whole(train).expectation_maximisation()
     random = np.random.default_rng(0)
     truth, mix = random.normal(size=9), 0.3 * random.normal(size=(9, 9))
     assert np.abs(mean - truth).max() < 0.3
@@ -115,7 +115,7 @@ def test_quantile_baselines_hold_their_share_of_rows_and_em_needs_normal_noise()
 
 def test_em_on_metadata_uses_what_is_known_of_groups():
     split = known_normal(300, 0)
-    sums = Sums.of(split.train, np.zeros(len(split.train.y), int))
+    sums = Sums.whole(split.train)
     errors = []
     for known in (None, split.known):
         mean, covariance, noise = sums.expectation_maximisation(known)

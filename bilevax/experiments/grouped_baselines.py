@@ -97,8 +97,14 @@ class Sums:
 
     @classmethod
     def whole(cls, rows: Rows) -> Sums:
-        """The sums of whole groups, as if they were the first fold of one."""
-        return cls.of(rows, np.zeros(len(rows.y), int), 1)
+        """The sums of whole groups, as if they were the first fold of one; in a loop, which is fastest."""
+        both, size = np.concatenate([rows.X, rows.y[:, None]], 1), rows.X.shape[1]
+        found = np.empty((rows.groups, 1, size + 1, size + 1))
+        for i in range(rows.groups):
+            own = both[rows.offsets[i] : rows.offsets[i + 1]]
+            found[i, 0] = own.T @ own
+        counts = np.diff(rows.offsets)[:, None].astype(float)
+        return cls(found[..., :-1, :-1], found[..., :-1, -1], found[..., -1, -1], counts)
 
     @property
     def groups(self) -> int:

@@ -35,12 +35,14 @@ import numpy as np
 from jax import Array
 
 from bilevax.applications.grouped.blocks import Blocks
+from bilevax.applications.grouped.device_sums import device_sums, on_accelerator
 from bilevax.applications.grouped.panel import Panel
 from bilevax.applications.grouped.priors import Prior, X
 from bilevax.applications.grouped.sums import BlockSums, group_sums
 from bilevax.applications.grouped.tiles import power_of_two
 
 _MOST, _ENTRIES = 2**11, 2**23  # blocks of a chunk, and entries of their matrices
+_WIDER = 8  # times as many on an accelerator, which does not wait for the host then
 
 
 class SquaredCrossValidation:
@@ -141,10 +143,14 @@ def fit_sums(
         x = {name: jnp.asarray(one, float) for name, one in x.items()}
         for first in range(0, panel.groups, size):
             part = slice(first, min(first + size, panel.groups))
-            own = group_sums(panel.part(np.arange(part.start, part.stop))) if sums is None else sums[part]
-            both = (jnp.asarray(_padded(one, size)) for one in (own, panel.known[part]))
-            found = _fit(prior, x, *both, variance)
-            count = len(own)
+            if sums is not None:
+                own = jnp.asarray(_padded(sums[part], size))
+            elif on_accelerator():
+                own = device_sums(panel, part.start, part.stop, size)
+            else:
+                own = jnp.asarray(_padded(group_sums(panel.part(np.arange(part.start, part.stop))), size))
+            found = _fit(prior, x, own, jnp.asarray(_padded(panel.known[part], size)), variance)
+            count = part.stop - part.start
             coef[part, :, 0], share[part] = (np.asarray(one)[:count] for one in found[:2])
             if spreads is not None:
                 spreads[part] = np.asarray(found[2])[:count]
@@ -176,7 +182,8 @@ def held_out_sums(blocks: Blocks, prior: Prior, x: X, kept: np.ndarray) -> tuple
 
 def _at_once(count: int, size: int) -> int:
     """Blocks of a chunk: a power of two, so that few programs are compiled."""
-    return min(_MOST, power_of_two(count), max(power_of_two(_ENTRIES // (size + 1) ** 2) // 2, 1))
+    most = _MOST * (_WIDER if on_accelerator() else 1)
+    return min(most, power_of_two(count), max(power_of_two(_ENTRIES // (size + 1) ** 2) // 2, 1))
 
 
 def _padded(array: np.ndarray, size: int) -> np.ndarray:

@@ -42,7 +42,9 @@ from bilevax.applications.grouped.sums import group_sums
 
 _START_ROWS = 20_000
 _NONE = -9.0  # added to the logarithm of a strength: none
-_FOLDED = 20  # groups that are divided into folds, for each entry of the prior, beside the evidence of all
+# For each entry of the prior, how many groups and how many rows are divided into folds beside the evidence of
+# all: more would take longer and tell little more.
+_FOLDED, _FOLDED_ROWS = 20, 1_000
 _LOOSER = 10  # times the tolerance, on a part of the groups
 
 
@@ -81,6 +83,11 @@ class Fits:
     coef: np.ndarray
     share: np.ndarray
     variance: np.ndarray | None
+
+
+def cross_validation(blocks: Blocks, prior: Prior, loss: Loss) -> CrossValidation | SquaredCrossValidation:
+    """F and ∇F, in closed form where the loss has one."""
+    return SquaredCrossValidation(blocks, prior) if loss.quadratic else CrossValidation(blocks, prior, loss)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,10 +138,10 @@ def learn(
       progress: as in `bx.minimize`.
     """
     sums = group_sums(panel) if loss.quadratic else None
-    if sums is None:
-        whole: Any = CrossValidation(judging.blocks(panel, seed), prior, loss)
+    if sums is None or not judging.evidence:
+        whole: Any = cross_validation(judging.blocks(panel, seed), prior, loss)
     else:
-        whole = _squared(panel, sums, prior, judging, seed)
+        whole = _with_evidence(panel, sums, prior, judging, seed)
     chosen = whole.blocks.of_groups(enough(prior, whole.blocks.panel.groups), seed)
     few = whole.part(chosen) if 2 * len(chosen) <= whole.blocks.count else whole
     seen, members = whole.blocks.panel, np.unique(few.blocks.group)
@@ -160,13 +167,12 @@ def learn(
     return Learnt(way.x, way.history, way.steps, outcome, whole, sums)
 
 
-def _squared(
+def _with_evidence(
     panel: Panel, sums: np.ndarray, prior: Prior, judging: Judging, seed: int
 ) -> SquaredCrossValidation:
     """F of the squared loss. Where all groups are in the evidence, fewer have to be divided into folds."""
-    if not judging.evidence:
-        return SquaredCrossValidation(judging.blocks(panel, seed), prior)
-    folded = panel.some(_FOLDED * prior.entries, seed)
+    rows = len(panel.target) / panel.groups
+    folded = panel.some(int(prior.entries * max(_FOLDED, _FOLDED_ROWS / rows)), seed)
     evidence = Evidence(prior, sums, panel.known, judging.evidence)
     return SquaredCrossValidation(judging.blocks(folded, seed), prior, evidence=evidence)
 

@@ -96,7 +96,7 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
         folds: int = 5,
         judge: str = "groups",
         newcomers: float = 0.2,
-        evidence: float = 0.5,
+        evidence: float = 0.75,
         prior_groups: int = 20_000,
         unseen: str = "prior",
         max_iter: int = 200,
