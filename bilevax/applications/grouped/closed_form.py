@@ -41,8 +41,8 @@ from bilevax.applications.grouped.priors import Prior, X
 from bilevax.applications.grouped.sums import BlockSums, group_sums
 from bilevax.applications.grouped.tiles import power_of_two
 
-_MOST, _ENTRIES = 2**11, 2**23  # blocks of a chunk, and entries of their matrices
-_WIDER = 8  # times as many on an accelerator, which does not wait for the host then
+_MOST, _ENTRIES = 2**11, 2**19  # blocks of a chunk, and entries of their matrices: these stay in a cache
+_WIDER = 16  # times as many on an accelerator, which does not wait for the host then
 
 
 class SquaredCrossValidation:
@@ -182,8 +182,9 @@ def held_out_sums(blocks: Blocks, prior: Prior, x: X, kept: np.ndarray) -> tuple
 
 def _at_once(count: int, size: int) -> int:
     """Blocks of a chunk: a power of two, so that few programs are compiled."""
-    most = _MOST * (_WIDER if on_accelerator() else 1)
-    return min(most, power_of_two(count), max(power_of_two(_ENTRIES // (size + 1) ** 2) // 2, 1))
+    wider = _WIDER if on_accelerator() else 1
+    fitting = max(power_of_two(wider * _ENTRIES // (size + 1) ** 2) // 2, 1)
+    return min(wider * _MOST, power_of_two(count), fitting)
 
 
 def _padded(array: np.ndarray, size: int) -> np.ndarray:

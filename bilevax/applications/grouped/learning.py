@@ -138,7 +138,8 @@ def learn(
       progress: as in `bx.minimize`.
     """
     sums = group_sums(panel) if loss.quadratic else None
-    if sums is None or not judging.evidence:
+    # Fewer groups than coefficients do not tell how these vary together.
+    if sums is None or not judging.evidence or panel.groups <= prior.size:
         whole: Any = cross_validation(judging.blocks(panel, seed), prior, loss)
     else:
         whole = _with_evidence(panel, sums, prior, judging, seed)
