@@ -28,6 +28,7 @@ F does if the model is near the truth; F tells more if it is not.
 from __future__ import annotations
 
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +44,37 @@ from bilevax.applications.grouped.tiles import power_of_two
 
 _MOST, _ENTRIES = 2**11, 2**19  # blocks of a chunk, and entries of their matrices: these stay in a cache
 _WIDER = 16  # times as many on an accelerator, which does not wait for the host then
+
+
+class Normal(NamedTuple):
+    """The prior as programs take it, whatever its form: one program is compiled for all.
+
+    Attributes:
+      precision: P, (d, d).
+      mean: (d,), that of a group of which nothing is known.
+      slopes: (p, d), by what is known of a group.
+    """
+
+    precision: np.ndarray
+    mean: np.ndarray
+    slopes: np.ndarray
+
+    @classmethod
+    def of(cls, prior: Prior, x: X) -> Normal:
+        """That of x."""
+        spread, slopes = prior.matrix(x), np.zeros((0, prior.size))
+        if prior.known:
+            slopes = np.asarray(x["known"], float)[..., 0]
+        return cls(np.linalg.inv(spread @ spread.T), np.asarray(x["mean"], float)[:, 0], slopes)
+
+    def gradient(
+        self, prior: Prior, x: X, by_precision: np.ndarray, by_mean: np.ndarray, by_known: np.ndarray
+    ) -> X:
+        """The gradient in x, from those in P, the mean and the slopes: dP = −P (dS Sᵀ + S dSᵀ) P."""
+        turned = self.precision @ by_precision @ self.precision
+        out = prior.by_spread(x, -(turned + turned.T) @ prior.matrix(x))
+        out["mean"] = by_mean[:, None]
+        return out | ({"known": by_known[..., None]} if prior.known else {})
 
 
 class SquaredCrossValidation:
@@ -79,15 +111,16 @@ class SquaredCrossValidation:
 
     def value_and_gradient(self, x: X) -> tuple[float, X]:
         """F(x) and ∇F(x)."""
+        normal = Normal.of(self.prior, x)
         with jax.enable_x64(True):
-            x = {name: jnp.asarray(one, float) for name, one in x.items()}
-            found = [_judge(self.prior, x, *chunk) for chunk in self.chunks]
-            value, gradient = jax.tree.map(lambda *parts: sum(map(np.asarray, parts)), *found)
-            if self.evidence is not None:
-                own, slope = self.evidence.value_and_gradient(x)
-                share = self.evidence.share
-                value = (1 - share) * value + share * own
-                gradient = {n: (1 - share) * one + share * slope[n] for n, one in gradient.items()}
+            found = [_judge(*chunk, *normal) for chunk in self.chunks]
+        value, by_precision, by_mean, by_known = _added(found)
+        gradient = normal.gradient(self.prior, x, by_precision, by_mean, by_known)
+        if self.evidence is not None:
+            own, slope = self.evidence.value_and_gradient(x)
+            share = self.evidence.share
+            value = (1 - share) * value + share * own
+            gradient = {n: (1 - share) * one + share * slope[n] for n, one in gradient.items()}
         return float(value), gradient
 
 
@@ -113,20 +146,15 @@ class Evidence:
 
     def value_and_gradient(self, x: X) -> tuple[float, X]:
         """E(x) and ∇E(x)."""
-        found = [_explained(self.prior, x, *chunk) for chunk in self.chunks]
-        left, spread, off, inverse, by_mean, by_known = (
-            sum(map(np.asarray, part)) for part in zip(*found, strict=True)
-        )
-        factor = self.prior.matrix(x)
-        covariance = factor @ factor.T
-        grown = np.exp((spread + self.groups * np.linalg.slogdet(covariance)[1]) / self.weight)
-        error = left / self.weight
-        by_precision = 0.5 * grown / self.weight * (off + error * (inverse - self.groups * covariance))
-        gradient = _through_precision(self.prior, x, jnp.asarray(by_precision))
-        gradient = {name: np.array(one) for name, one in gradient.items()}
-        gradient["mean"] += (grown / self.weight * by_mean)[:, None]
-        if self.prior.known:
-            gradient["known"] += (grown / self.weight * by_known)[..., None]
+        normal, spread = Normal.of(self.prior, x), self.prior.matrix(x)
+        with jax.enable_x64(True):
+            found = [_explained(*chunk, *normal) for chunk in self.chunks]
+        left, size, off, inverse, by_mean, by_known = _added(found)
+        covariance = spread @ spread.T
+        grown = np.exp((size + self.groups * np.linalg.slogdet(covariance)[1]) / self.weight)
+        error, scale = left / self.weight, grown / self.weight
+        by_precision = 0.5 * scale * (off + error * (inverse - self.groups * covariance))
+        gradient = normal.gradient(self.prior, x, by_precision, scale * by_mean, scale * by_known)
         return float(0.5 * error * grown), gradient
 
 
@@ -139,8 +167,8 @@ def fit_sums(
     coef, share = np.zeros((panel.groups, d, 1)), np.zeros(panel.groups)
     spreads = np.zeros((panel.groups, d, d)) if variance else None
     size = _at_once(panel.groups, d)
+    normal, between = Normal.of(prior, x), (prior.matrix(x) ** 2).sum(1)
     with jax.enable_x64(True):
-        x = {name: jnp.asarray(one, float) for name, one in x.items()}
         for first in range(0, panel.groups, size):
             part = slice(first, min(first + size, panel.groups))
             if sums is not None:
@@ -149,7 +177,8 @@ def fit_sums(
                 own = device_sums(panel, part.start, part.stop, size)
             else:
                 own = jnp.asarray(_padded(group_sums(panel.part(np.arange(part.start, part.stop))), size))
-            found = _fit(prior, x, own, jnp.asarray(_padded(panel.known[part], size)), variance)
+            known = jnp.asarray(_padded(panel.known[part], size))
+            found = _fit(own, known, *normal, between, variance)
             count = part.stop - part.start
             coef[part, :, 0], share[part] = (np.asarray(one)[:count] for one in found[:2])
             if spreads is not None:
@@ -191,13 +220,9 @@ def _padded(array: np.ndarray, size: int) -> np.ndarray:
     return np.pad(array, [(0, size - len(array))] + [(0, 0)] * (array.ndim - 1))
 
 
-def _precision(prior: Prior, x: X) -> Array:
-    spread = prior.spread(x)
-    return jnp.linalg.inv(spread @ spread.T)
-
-
-def _means(prior: Prior, x: X, known: Array) -> Array:
-    return jax.vmap(lambda one: prior.mean(x, one)[:, 0])(known)
+def _added(found: list[tuple[Array, ...]]) -> tuple[Any, ...]:
+    """The sums of what programs returned for every chunk."""
+    return tuple(sum(map(np.asarray, part)) for part in zip(*found, strict=True))
 
 
 def _inverse(matrices: Array) -> tuple[Array, Array]:
@@ -225,55 +250,49 @@ def _solution(matrices: Array, inverse: Array, right: Array) -> Array:
     return first + jnp.einsum("bde,be->bd", inverse, right - jnp.einsum("bde,be->bd", matrices, first))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _judge(prior: Prior, x: X, kept: Array, held: Array, known: Array) -> tuple[Array, X]:
-    """The sum of f over some blocks, and its gradient in x."""
-    d = prior.size
+@jax.jit
+def _judge(
+    kept: Array, held: Array, known: Array, P: Array, centre: Array, slopes: Array
+) -> tuple[Array, ...]:
+    """The sum of f over some blocks, and its gradients in P, the mean and the slopes."""
+    d = len(P)
     K, k, H, h, c = kept[:, :d, :d], kept[:, :d, d], held[:, :d, :d], held[:, :d, d], held[:, d, d]
-    P, by_precision = jax.vjp(lambda x: _precision(prior, x), x)
-    mean = _means(prior, x, known)
-    matrices = K + P
+    mean, matrices = centre + known @ slopes, K + P
     inverse, _ = _inverse(matrices)
     beta = _solution(matrices, inverse, k + mean @ P)
     by_beta = jnp.einsum("bde,be->bd", H, beta) - h
     q = _solution(matrices, inverse, by_beta)
     value = 0.5 * (jnp.sum(beta * (by_beta - h)) + jnp.sum(c))
     by_mean = q @ P
-    (gradient,) = by_precision(q.T @ (mean - beta))
-    gradient["mean"] += jnp.sum(by_mean, 0)[:, None]
-    if prior.known:
-        gradient["known"] += (known.T @ by_mean)[..., None]
-    return value, gradient
+    return value, q.T @ (mean - beta), jnp.sum(by_mean, 0), known.T @ by_mean
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _explained(prior: Prior, x: X, total: Array, known: Array, real: Array) -> tuple[Array, ...]:
+@jax.jit
+def _explained(
+    total: Array, known: Array, real: Array, P: Array, centre: Array, slopes: Array
+) -> tuple[Array, ...]:
     """What E and its gradient need of some groups, `real` ones: sums of what is left, of log |A + P|, of
-    (μ − β)(μ − β)ᵀ and (A + P)⁻¹, and the gradients in the mean and in the coefficients of metadata."""
-    d = prior.size
-    P, mean = _precision(prior, x), _means(prior, x, known)
-    matrices = total[:, :d, :d] + P
+    (μ − β)(μ − β)ᵀ and (A + P)⁻¹, and the gradients in the mean and the slopes."""
+    d = len(P)
+    mean, matrices = centre + known @ slopes, total[:, :d, :d] + P
     inverse, size = _inverse(matrices)
     beta = _solution(matrices, inverse, total[:, :d, d] + mean @ P)
     off = (mean - beta) * real[:, None]
     pull = off @ P
     left = jnp.sum(total[:, d, d]) - jnp.sum(total[:, :d, d] * beta) + jnp.sum(mean * pull)
-    by_known = known.T @ pull if prior.known else jnp.zeros(())
-    return left, size @ real, off.T @ off, jnp.einsum("b,bde->de", real, inverse), jnp.sum(pull, 0), by_known
+    inverses = jnp.einsum("b,bde->de", real, inverse)
+    return left, size @ real, off.T @ off, inverses, jnp.sum(pull, 0), known.T @ pull
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _through_precision(prior: Prior, x: X, by_precision: Array) -> X:
-    """The gradient in x of what depends on it through P, from the gradient in P."""
-    return jax.vjp(lambda x: _precision(prior, x), x)[1](by_precision)[0]
-
-
-@functools.partial(jax.jit, static_argnums=(0, 4))
-def _fit(prior: Prior, x: X, sums: Array, known: Array, variance: bool) -> tuple[Array, ...]:
-    d = prior.size
-    P, mean, spread = _precision(prior, x), _means(prior, x, known), prior.spread(x)
+@functools.partial(jax.jit, static_argnums=6)
+def _fit(
+    sums: Array, known: Array, P: Array, centre: Array, slopes: Array, between: Array, variance: bool
+) -> tuple[Array, ...]:
+    """The coefficients of some groups, the share of the variances `between` groups that their rows
+    account for, and the variances."""
+    d = len(P)
     matrices = sums[:, :d, :d] + P
     left, _ = _inverse(matrices)
-    coef = _solution(matrices, left, sums[:, :d, d] + mean @ P)
-    share = jnp.mean(1 - jnp.diagonal(left, axis1=1, axis2=2) / jnp.sum(spread**2, 1), 1)
+    coef = _solution(matrices, left, sums[:, :d, d] + (centre + known @ slopes) @ P)
+    share = jnp.mean(1 - jnp.diagonal(left, axis1=1, axis2=2) / between, 1)
     return coef, share, left if variance else jnp.zeros(())

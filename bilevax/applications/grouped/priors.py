@@ -121,6 +121,19 @@ class Prior:
             matrix = np.concatenate([matrix, np.asarray(x["mix"], float)], 1)
         return np.exp(scale)[:, None] * matrix
 
+    def by_spread(self, x: X, slope: np.ndarray) -> X:
+        """The gradient in x of what has the gradient `slope` in S, (d, e)."""
+        d, out = self.size, {name: np.zeros(np.shape(one)) for name, one in x.items()}
+        matrix = self.matrix(x)
+        own = (slope * matrix).sum(1)
+        out["scale"] = np.array([own[0], own[1:].sum()]) if self.form == "ridge" else own
+        if self.form == "full":
+            strengths = np.diag(matrix)
+            out["mix"] = (slope * strengths[:, None])[np.tril_indices(d, -1)]
+        if self.form == "low_rank":
+            out["mix"] = (slope * np.diag(matrix)[:, None])[:, d:]
+        return out
+
     def mean(self, x: X, known: Array) -> Array:
         """μ of a group with this metadata, (d, columns)."""
         return x["mean"] + jnp.tensordot(known, x["known"], 1) if self.known else x["mean"]
