@@ -170,8 +170,8 @@ def job(options: GroupedOptions, piece: Piece) -> list[dict[str, Any]]:
 
 def _table(splits: list[Measured]) -> list[dict[str, Any]]:
     """The rows of a table; splits may have other groups, differences are within a split."""
-    out = []
-    for what, name in splits[0]:
+    out, predicted = [], list(dict.fromkeys(what for what, _ in splits[0]))
+    for what, name in sorted(splits[0], key=lambda one: predicted.index(one[0])):
         last = [one for one in splits[0] if one[0] == what][-1]
         having = [split for split in splits if (what, name) in split]  # boosting is slow
         scores = [split[what, name] for split in having]
