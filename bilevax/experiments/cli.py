@@ -149,7 +149,7 @@ def grouped(
     part: Annotated[
         list[str] | None,
         typer.Option(
-            help="squared, logistic, generated, statsmodels, quantiles, skewed, metadata, known, "
+            help="squared, logistic, generated, grunfeld, fertility, quantiles, skewed, metadata, known, "
             "skewed_known or new; repeat for several; default: all"
         ),
     ] = None,
