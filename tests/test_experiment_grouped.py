@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from bilevax.cli import app
 from bilevax.data import generate
-from bilevax.experiments import grouped
+from bilevax.experiments import grouped, grouped_trials
 from bilevax.experiments.grouped_baselines import (
     Sums,
     group_intercepts,
@@ -51,7 +51,7 @@ def test_ridges_from_sums_are_those_of_scikit_learn(panel):
 
 def test_expectation_maximisation_finds_the_truth_it_was_drawn_from(panel):
     train, test = panel
-    mean, covariance, noise = Sums.of(train, np.zeros(len(train.y), int)).expectation_maximisation()
+    mean, covariance, noise = Sums.whole(train).expectation_maximisation()
     random = np.random.default_rng(0)
     truth, mix = random.normal(size=9), 0.3 * random.normal(size=(9, 9))
     assert np.abs(mean - truth).max() < 0.3
@@ -115,7 +115,7 @@ def test_quantile_baselines_hold_their_share_of_rows_and_em_needs_normal_noise()
 
 def test_em_on_metadata_uses_what_is_known_of_groups():
     split = known_normal(300, 0)
-    sums = Sums.of(split.train, np.zeros(len(split.train.y), int))
+    sums = Sums.whole(split.train)
     errors = []
     for known in (None, split.known):
         mean, covariance, noise = sums.expectation_maximisation(known)
@@ -138,7 +138,7 @@ def test_laplace_em_moves_the_prior_towards_the_truth():
 
 def test_the_command_writes_its_tables(monkeypatch, tmp_path):
     table = generate.interactions(60, 80, 1500, seed=0).table
-    monkeypatch.setattr(grouped, "load_interactions", lambda name: table)
+    monkeypatch.setattr(grouped_trials, "load_interactions", lambda name: table)
     small = grouped.GroupedOptions(
         splits=2,
         users=40,
@@ -148,7 +148,7 @@ def test_the_command_writes_its_tables(monkeypatch, tmp_path):
         new_users=10,
         factors=2,
         priors=("diagonal",),
-        parts=("squared", "logistic", "statsmodels", "skewed_known", "known", "new"),
+        parts=("squared", "logistic", "grunfeld", "skewed_known", "known", "new"),
     )
     monkeypatch.setattr(grouped.GroupedOptions, "quick", lambda self: small)
     result = CliRunner().invoke(app, ["reproduce", "grouped", "--quick", "--out", str(tmp_path)])
@@ -172,17 +172,16 @@ def test_a_run_goes_on_where_it_was_stopped_and_takes_other_parts(monkeypatch, t
     before = grouped.run(first, tmp_path)["generated"]
     seen = []
 
-    def measure(options, part, seed):
-        seen.append((part, seed))
-        losses = np.array([1.0, 2.0])
-        return {("", name): grouped.Scores(losses, 1.5, None, 0.1) for name in ("pooled", "ours")}
+    def measure(options, piece):
+        seen.append(piece.name)
+        return {("", piece.kind): grouped.Scores(np.array([1.0, 2.0]), 1.5, None, 0.1)}
 
     monkeypatch.setattr(grouped, "measure", measure)
     more = dataclasses.replace(first, parts=("generated", "known"))
     after = grouped.run(more, tmp_path, resume=True)
-    assert seen == [("known", 0)]
+    assert seen == ["known, split 0, baselines", "known, split 0, ours"]
     assert after["generated"] == before
-    assert [row["method"] for row in after["known"]] == ["pooled", "ours"]
+    assert [row["method"] for row in after["known"]] == ["baselines", "ours"]
     assert "boosting, groups encoded" not in {row["method"] for row in before}
     with pytest.raises(ValueError, match="resume needs the options"):
         grouped.run(dataclasses.replace(more, generated=30), tmp_path, resume=True)

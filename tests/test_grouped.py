@@ -24,12 +24,15 @@ from bilevax.applications.grouped import (
     GroupedClassifier,
     GroupedRegressor,
     base,
+    closed_form,
+    device_sums,
     learning,
     make_problem,
     sums,
+    tiles,
 )
 from bilevax.applications.grouped.blocks import folds_of, whole_groups
-from bilevax.applications.grouped.closed_form import SquaredCrossValidation
+from bilevax.applications.grouped.closed_form import Evidence, SquaredCrossValidation
 from bilevax.applications.grouped.descent import Descent, Point
 from bilevax.applications.grouped.group_index import GroupIndex
 from bilevax.applications.grouped.learning import cross_validation, fit_groups, held_out_errors
@@ -126,6 +129,65 @@ def test_the_gradient_is_that_of_differences_and_groups_are_minimisers(name, dou
     assert g(found) <= minimize(g, found, method="Nelder-Mead", options={"xatol": 1e-9}).fun + 1e-9
 
 
+@pytest.mark.parametrize(("form", "known"), [("full", 0), ("diagonal", 2), ("low_rank", 0)])
+def test_the_evidence_is_the_likelihood_of_the_random_effects_model(form, known, doubles):
+    panel = dataclasses.replace(small_panel(lengths=(1, 2, 5, 9), known=known), weight=np.ones(17))
+    prior = Prior(form, 3, 1, 2 if form == "low_rank" else 0, known)
+    x, evidence = some_x(prior), Evidence(prior, sums.group_sums(panel), panel.known, 0.5)
+    value, gradient = evidence.value_and_gradient(x)
+    spread = prior.matrix(x)
+    left, logarithm = 0.0, 0.0
+    for i in range(panel.groups):
+        rows, target = (one[panel.offsets[i] : panel.offsets[i + 1]] for one in (panel.X, panel.target))
+        off = target - rows @ np.asarray(prior.mean(x, panel.known[i]))[:, 0]
+        covariance = np.eye(len(rows)) + rows @ spread @ spread.T @ rows.T  # at noise of variance one
+        left += off @ np.linalg.solve(covariance, off)
+        logarithm += np.linalg.slogdet(covariance)[1]
+    n = len(panel.target)
+    best = -0.5 * (n * np.log(2 * np.pi * left / n) + logarithm + n)  # the log-likelihood at the best noise
+    assert 0.5 * np.exp(-2 * best / n - 1 - np.log(2 * np.pi)) == pytest.approx(value, rel=1e-10)
+    for key, one in x.items():
+        for place in np.ndindex(one.shape):
+            ends = []
+            for step in (1e-5, -1e-5):
+                moved = {n: one.copy() for n, one in x.items()}
+                moved[key][place] += step
+                ends.append(evidence.value_and_gradient(moved)[0])
+            assert gradient[key][place] == pytest.approx((ends[0] - ends[1]) / 2e-5, abs=1e-7)
+
+
+def test_groups_are_the_same_with_sums_made_on_the_device(monkeypatch):
+    X, y, of, _ = generated(groups=60)
+    model = GroupedRegressor(prior="diagonal", random_state=0, max_iter=3)
+    mixed = np.random.default_rng(0).permutation(len(y))  # rows are not by group
+    expected = model.fit(X, y, groups=of).adapt(X[mixed], y[mixed], groups=of[mixed]).coef_
+    monkeypatch.setattr(closed_form, "on_accelerator", lambda: True)
+    monkeypatch.setattr(device_sums, "_ENTRIES", 16 * 50)  # and groups are cut
+    found = model.adapt(X[mixed].astype(np.float32), y[mixed], groups=of[mixed]).coef_
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_all_groups_are_in_the_evidence_and_some_of_them_in_folds(monkeypatch):
+    X, y, of, _ = generated(groups=100)
+    seen = []
+    monkeypatch.setattr(learning, "_FOLDED", 5)
+    monkeypatch.setattr(learning, "_FOLDED_ROWS", 1)
+
+    before = learning._with_evidence
+
+    def noted(*given):
+        out = before(*given)
+        seen.append((out.blocks.panel.groups, out.evidence.groups))
+        return out
+
+    monkeypatch.setattr(learning, "_with_evidence", noted)
+    whole = GroupedRegressor(prior="ridge", random_state=0, max_iter=20).fit(X, y, groups=of)
+    assert seen == [(5 * (X.shape[1] + 3), 100)]
+    assert len(whole.coef_) == 100
+    with pytest.raises(ValueError, match="evidence must be a number from 0 to 1, got 1"):
+        GroupedRegressor(evidence=1).fit(X, y, groups=of)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_sums_of_squares_give_what_newton_steps_on_rows_give(form, doubles):
     panel, loss = small_panel(lengths=(1, 2, 100, 17, 4), known=2), CASES["squared, full"][0]
@@ -162,6 +224,24 @@ def test_tiles_hold_the_rows_of_every_block():
     np.testing.assert_allclose(held, total, rtol=1e-5)  # every row is held out once
     (everything,) = chunks(whole_groups(panel))
     assert float(everything.data["a"].sum()) == pytest.approx(panel.weight.sum(), rel=1e-5)
+
+
+def test_tiles_are_the_same_when_their_rows_are_made_on_the_device(monkeypatch):
+    random = np.random.default_rng(0)
+    X, of = 1e4 + random.normal(size=(70, 2)), random.integers(0, 6, 70)
+    scaling = Scaling.of(X, X[:, 0], np.ones(70), targets=True)
+    scaled = Panel.by_group(X, X[:, 0], random.uniform(0.5, 2, 70), of, np.zeros((6, 0)), scaling)
+    for panel in (scaled, small_panel(lengths=(1, 2, 100, 17))):
+        blocks = folds_of(panel, 4, 0, newcomers=0.2)
+        (expected,) = chunks(blocks)
+        monkeypatch.setattr(tiles, "on_accelerator", lambda: True)
+        (found,) = chunks(blocks)
+        monkeypatch.undo()
+        for rows, weight in (("X", "a"), ("Xh", "h")):
+            np.testing.assert_array_equal(found.data[weight], expected.data[weight])
+            real = np.asarray(expected.data[weight]) > 0
+            assert found.data[rows].dtype == expected.data[rows].dtype
+            np.testing.assert_allclose(found.data[rows][real], expected.data[rows][real], atol=1e-5)
 
 
 @pytest.mark.parametrize("judge", ["groups", "rows"])
@@ -577,7 +657,7 @@ def test_newcomers_make_the_prior_good_for_groups_that_were_not_in_the_fit():
     y_new = (X_new * (2 + random.normal(size=(400, 6)))[of_new]).sum(1) + random.normal(size=2000)
     errors = []
     for newcomers in (0.0, 0.2):
-        model = GroupedRegressor(newcomers=newcomers, prior="diagonal", random_state=0)
+        model = GroupedRegressor(newcomers=newcomers, evidence=0.0, prior="diagonal", random_state=0)
         errors.append(np.mean((model.fit(X, y, groups=of).predict(X_new) - y_new) ** 2))
     assert errors[1] < errors[0]
 

@@ -6,46 +6,29 @@ decomposition of the training ratings. A fifth of every user's ratings are for t
 generated, with known truth, or come with statsmodels. All figures are means over groups of the mean loss of
 a group's test rows; differences are paired by group.
 
-Every panel and split is a job of its own; jobs run in several processes.
+A panel, a split and a kind of method are a job (`grouped_trials`); jobs run in several processes.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bilevax.applications.grouped import GroupedClassifier, GroupedRegressor
-from bilevax.data import load_interactions
-from bilevax.experiments import grouped_panels as panels
-from bilevax.experiments.grouped_baselines import (
-    Sums,
-    boosting,
-    logistic_baselines,
-    mixed_model,
-    squared_baselines,
-)
-from bilevax.experiments.grouped_metadata import metadata_baselines
-from bilevax.experiments.grouped_panels import Rows, Split
-from bilevax.experiments.grouped_quantiles import pinball, quantile_baselines
+from bilevax.experiments.grouped_trials import OURS, Measured, Piece, Scores, measure, pieces
 from bilevax.experiments.kept import Kept
 from bilevax.experiments.report import Report
 
-_MIXED = 300  # groups, up to which MixedLM is tried
-_KNOWN = (1, 3, 10, 30)  # rows of new users
-_QUANTILES = (0.1, 0.5, 0.9)
 TITLES = {
     "squared": "Squared error, {data}",
     "logistic": "Log-loss of rating ≥ 4, {data}",
     "generated": "Squared error, generated groups",
-    "statsmodels": "Squared error, Grunfeld's firms",
+    "grunfeld": "Squared error of the logarithm of investments, Grunfeld's firms",
+    "fertility": "Squared error of the fertility of women, countries",
     "quantiles": "Pinball loss, {data}",
     "skewed": "Pinball loss, generated groups with skewed noise",
     "metadata": "Squared error, {data} with metadata of users",
@@ -122,16 +105,15 @@ def run(
     same = {n: v for n, v in dataclasses.asdict(options).items() if n not in ("splits", "parts", "processes")}
     kept = Kept(Path(folder) / "kept.json", same, resume=resume)
     seeds = range(options.seed, options.seed + options.splits)
-    jobs = {
-        f"{part}, split {seed}": functools.partial(job, options, part, seed)
-        for seed in seeds  # parts of one split follow each other: several have the same panel
-        for part in options.parts
-    }
-    with _alone() if options.processes > 1 else nullcontext():
-        results = kept.fill(jobs, options.processes)
+    # Parts of one split follow each other: several have the same panel.
+    wanted = [piece for seed in seeds for part in options.parts for piece in pieces(options, part, seed)]
+    if options.processes > 1:
+        wanted.sort(key=lambda piece: piece.kind != OURS)  # they take longest
+    jobs = {piece.name: functools.partial(job, options, piece) for piece in wanted}
+    results = kept.fill(jobs, options.processes, alone=True)
     tables: dict[str, list[dict[str, Any]]] = {}
     for part in options.parts:
-        found = [_measured_from(results[f"{part}, split {seed}"]) for seed in seeds]
+        found = [_measured_from(options, results, part, seed) for seed in seeds]
         title = TITLES[part].format(data=options.data, new_users=options.new_users)
         if not found[0]:
             print(f"{title}: left out, as statsmodels is not installed")
@@ -142,224 +124,30 @@ def run(
     return tables
 
 
-@dataclasses.dataclass(frozen=True)
-class Scores:
-    """What one method reached on one split: losses by group and by row, coverage by group, and seconds."""
-
-    losses: np.ndarray
-    by_row: float
-    below: np.ndarray | None
-    seconds: float
-
-
-Measured = dict[tuple[str, str], Scores]  # by what is predicted ("" or "quantile 0.9") and method
-Method = Callable[[], Any]
-
-
-def _measured_from(kept: list[dict[str, Any]]) -> Measured:
-    """What a job returned, after it was written and read."""
+def _measured_from(options: GroupedOptions, results: dict[str, Any], part: str, seed: int) -> Measured:
+    """What the jobs of one split of a table returned, after it was written and read."""
     out: Measured = {}
-    for one in kept:
+    for one in (one for piece in pieces(options, part, seed) for one in results[piece.name]):
         below = None if one["below"] is None else np.asarray(one["below"])
-        out[one["what"], one["method"]] = Scores(
-            np.asarray(one["losses"]), one["by_row"], below, one["seconds"]
-        )
+        losses = np.asarray(one["losses"])
+        out[one["what"], one["method"]] = Scores(losses, one["by_row"], below, one["seconds"])
     return out
 
 
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Processes that are started here keep to one thread each, and to the CPU."""
-    own = {"JAX_PLATFORMS": "cpu"} | {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
-    before = {name: os.environ.get(name) for name in own}
-    os.environ.update(own)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def job(options: GroupedOptions, part: str, seed: int) -> list[dict[str, Any]]:
-    """One split of one panel: everything is fitted and measured. Empty if the panel is missing."""
+def job(options: GroupedOptions, piece: Piece) -> list[dict[str, Any]]:
+    """Fits and measures the methods of a piece."""
     began = time.process_time()
-    found = measure(options, part, seed)
-    print(f"{part}, split {seed}: {time.process_time() - began:.0f} s of the processor", flush=True)
+    found = measure(options, piece)
+    print(f"{piece.name}: {time.process_time() - began:.0f} s of the processor", flush=True)
     return [
         {"what": what, "method": name} | dataclasses.asdict(scores) for (what, name), scores in found.items()
     ]
 
 
-def measure(options: GroupedOptions, part: str, seed: int) -> Measured:
-    """The scores of all methods on one split of one panel."""
-    boosted = seed - options.seed < options.boosted
-
-    def users(count: int | None, *, logistic: bool = False) -> Split:
-        return _ratings(options.data, count, options.factors, seed, logistic)
-
-    if part in ("squared", "generated", "statsmodels"):
-        split = (
-            users(options.users) if part == "squared"
-            else panels.generated(options.generated, seed) if part == "generated"
-            else panels.statsmodels_panel(seed)
-        )  # fmt: skip
-        return {} if split is None else _squared(split, seed, options.priors, boosted)
-    if part == "logistic":
-        return _logistic(users(options.logistic_users, logistic=True), seed, options.priors, boosted)
-    if part in ("quantiles", "skewed", "skewed_known"):
-        split = (
-            users(options.quantile_users) if part == "quantiles"
-            else panels.skewed(options.generated // 2, seed, known=3 * (part == "skewed_known"))
-        )  # fmt: skip
-        if part == "quantiles":
-            split = dataclasses.replace(split, known=np.zeros((split.train.groups, 0)))
-        found: Measured = {}
-        for quantile in _QUANTILES if part != "skewed_known" else (0.9,):
-            found |= _quantile(split, quantile, seed, boosted)
-        return found
-    if part in ("metadata", "known"):
-        split = users(options.users) if part == "metadata" else panels.known_normal(options.generated, seed)
-        return _metadata(split, seed, boosted)
-    return _new_users(users(options.users), seed, options)
-
-
-@functools.lru_cache(maxsize=1)
-def _ratings(data: str, users: int | None, factors: int, seed: int, logistic: bool) -> Split:
-    """The panel of ratings; the last one is kept, as other parts need it too."""
-    return panels.movielens(load_interactions(data), users, factors, seed, logistic=logistic)
-
-
-def _measured(
-    methods: dict[str, Method], test: Rows, loss: Any, what: str = "", below: bool = False
-) -> Measured:
-    """Runs methods that return predictors of the test rows, or None if they cannot."""
-    out: Measured = {}
-    for name, method in methods.items():
-        began = time.process_time()
-        eta = method()
-        if eta is None:
-            continue
-        seconds, losses = time.process_time() - began, loss(eta)
-        under = _by_group(test, (test.y <= eta).astype(float)) if below else None
-        out[what, name] = Scores(_by_group(test, losses), float(losses.mean()), under, seconds)
-    return out
-
-
-def _by_group(rows: Rows, values: np.ndarray) -> np.ndarray:
-    return np.add.reduceat(values, rows.offsets[:-1]) / np.diff(rows.offsets)
-
-
-def _squared(split: Split, seed: int, priors: tuple[str, ...], boosted: bool) -> Measured:
-    train, test = split.train, split.test
-    methods: dict[str, Method] = {
-        name: lambda fit=fit: _predicted(test, fit()) for name, fit in squared_baselines(train, seed).items()
-    }
-    if train.groups <= _MIXED:
-        methods["MixedLM"] = lambda: _predicted(test, mixed_model(train))
-    if boosted:
-        methods["boosting, groups encoded"] = lambda: boosting(train, test, seed)
-    for prior in priors:
-        methods[f"GroupedRegressor, {prior}"] = lambda prior=prior: _regressor(split, seed, prior=prior)
-    return _measured(methods, test, lambda eta: (eta - test.y) ** 2)
-
-
-def _logistic(split: Split, seed: int, priors: tuple[str, ...], boosted: bool) -> Measured:
-    train, test = split.train, split.test
-    methods: dict[str, Method] = {
-        name: lambda fit=fit: _predicted(test, fit()) for name, fit in logistic_baselines(train, seed).items()
-    }
-    if boosted:
-        methods["boosting, groups encoded"] = lambda: boosting(train, test, seed, logistic=True)
-
-    def ours(prior: str) -> np.ndarray:
-        model = GroupedClassifier(prior=prior, random_state=seed)
-        model.fit(train.X[:, 1:], train.y, groups=train.group)
-        return model.decision_function(test.X[:, 1:], groups=test.group)
-
-    for prior in priors:
-        methods[f"GroupedClassifier, {prior}"] = lambda prior=prior: ours(prior)
-    return _measured(methods, test, lambda eta: np.logaddexp(0, eta) - test.y * eta)
-
-
-def _quantile(split: Split, quantile: float, seed: int, boosted: bool) -> Measured:
-    test = split.test
-    methods: dict[str, Method] = dict(quantile_baselines(split, quantile, seed, boosted=boosted))
-    given: dict[str, Any] = {"loss": "quantile", "quantile": quantile}
-    if split.known.shape[1]:
-        methods["GroupedRegressor without metadata"] = lambda: _regressor(split, seed, **given)
-        methods["GroupedRegressor"] = lambda: _regressor(split, seed, metadata=True, **given)
-    else:
-        methods["GroupedRegressor"] = lambda: _regressor(split, seed, **given)
-    return _measured(
-        methods, test, lambda eta: pinball(test.y - eta, quantile), f"quantile {quantile}", below=True
-    )
-
-
-def _metadata(split: Split, seed: int, boosted: bool) -> Measured:
-    test = split.test
-    methods: dict[str, Method] = dict(metadata_baselines(split, seed, boosted=boosted))
-    methods["GroupedRegressor without metadata"] = lambda: _regressor(split, seed)
-    methods["GroupedRegressor"] = lambda: _regressor(split, seed, metadata=True)
-    return _measured(methods, test, lambda eta: (eta - test.y) ** 2)
-
-
-def _regressor(split: Split, seed: int, *, metadata: bool = False, **parameters: Any) -> np.ndarray:
-    train, test = split.train, split.test
-    table = dict(enumerate(split.known)) if metadata else None
-    model = GroupedRegressor(random_state=seed, **parameters)
-    model.fit(train.X[:, 1:], train.y, groups=train.group, metadata=table)
-    return model.predict(test.X[:, 1:], groups=test.group)
-
-
-def _new_users(split: Split, seed: int, options: GroupedOptions) -> Measured:
-    """Users that were not in the fit, with a few of their rows known."""
-    train, test = split.train, split.test
-    random = np.random.default_rng(seed)
-    new = np.zeros(train.groups, bool)
-    new[random.permutation(train.groups)[: min(options.new_users, train.groups // 2)]] = True
-    old = train.chosen(~new[train.group])
-    model = GroupedRegressor(random_state=seed).fit(old.X[:, 1:], old.y, groups=old.group)
-    sums = Sums.of(old, np.zeros(len(old.y), int))
-    pooled, learnt = sums.pooled(), sums.expectation_maximisation()
-    place = np.arange(len(train.y)) - np.repeat(train.offsets[:-1], np.diff(train.offsets))
-    seen, out = test.chosen(new[test.group]), Measured()
-    for known in _KNOWN:
-        few = train.chosen(new[train.group] & (place < known))
-        own = Sums.of(few, np.zeros(len(few.y), int))
-        penalty = np.diag(np.arange(own.size) > 0)
-
-        def adapted(few: Rows = few) -> np.ndarray:
-            names = [("new", one) for one in few.group.tolist()]
-            wiser = model.adapt(few.X[:, 1:], few.y, groups=names)
-            return wiser.predict(seen.X[:, 1:], groups=[("new", one) for one in seen.group.tolist()])
-
-        methods: dict[str, Method] = {
-            "pooled": lambda: seen.X @ pooled,
-            "ridge α = 10": lambda own=own, p=penalty: _predicted(
-                seen, own.ridge(10.0, np.zeros(own.size), p)
-            ),
-            "ridge α = 10 around pooled": lambda own=own: _predicted(
-                seen, own.ridge(10.0, pooled, np.eye(own.size))
-            ),
-            "EM": lambda own=own: _predicted(seen, own.posterior(*learnt)),
-            "adapt": adapted,
-        }
-        rows_known = f"{known} rows known" if known > 1 else "1 row known"
-        out |= _measured(methods, seen, lambda eta: (eta - seen.y) ** 2, rows_known)
-    return out
-
-
-def _predicted(rows: Rows, beta: np.ndarray | None) -> np.ndarray | None:
-    return None if beta is None else (rows.X * beta[rows.group]).sum(1)
-
-
 def _table(splits: list[Measured]) -> list[dict[str, Any]]:
     """The rows of a table; splits may have other groups, differences are within a split."""
-    out = []
-    for what, name in splits[0]:
+    out, predicted = [], list(dict.fromkeys(what for what, _ in splits[0]))
+    for what, name in sorted(splits[0], key=lambda one: predicted.index(one[0])):
         last = [one for one in splits[0] if one[0] == what][-1]
         having = [split for split in splits if (what, name) in split]  # boosting is slow
         scores = [split[what, name] for split in having]

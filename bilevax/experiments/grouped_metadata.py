@@ -6,39 +6,34 @@ from collections.abc import Callable
 
 import numpy as np
 
-from bilevax.experiments.grouped_baselines import ALPHAS, Sums, boosting, fold_of
+from bilevax.experiments.grouped_baselines import Sums
 from bilevax.experiments.grouped_panels import Rows, Split
 
 
-def metadata_baselines(
-    split: Split, seed: int, *, boosted: bool = True
-) -> dict[str, Callable[[], np.ndarray]]:
-    """Baselines by name, as functions that return predictions of the test rows; boosting if it is wanted."""
+def metadata_baselines(split: Split, seed: int) -> dict[str, Callable[[], np.ndarray]]:
+    """Baselines by name, as functions that return predictions of the test rows."""
     train, test = split.train, split.test
     table = (split.known - split.known.mean(0)) / split.known.std(0)
     wide = np.concatenate([np.ones((len(table), 1)), table], 1)
 
     def em(known: np.ndarray | None) -> np.ndarray:
-        sums = Sums.of(train, np.zeros(len(train.y), int))
+        sums = Sums.whole(train)
         return (test.X * sums.posterior(*sums.expectation_maximisation(known))[test.group]).sum(1)
 
     def around() -> np.ndarray:
-        centre, sums = wide @ pooled_interactions(train, table), Sums.of(train, fold_of(train, seed))
-        best = min(ALPHAS, key=lambda alpha: sums.errors(alpha, centre, np.eye(sums.size)).sum())
+        centre, sums = wide @ pooled_interactions(train, table), Sums.by_fold(train, seed)
+        best = sums.best_alpha(centre, np.eye(sums.size))
         return (test.X * sums.ridge(best, centre, np.eye(sums.size))[test.group]).sum(1)
 
     def interactions() -> np.ndarray:
         return (test.X * (wide @ pooled_interactions(train, table))[test.group]).sum(1)
 
-    out = {
+    return {
         "pooled, interactions with metadata": interactions,
         "shared α around these": around,
         "EM": lambda: em(None),
         "EM on metadata": lambda: em(table),
     }
-    if boosted:
-        out["boosting with metadata"] = lambda: boosting(train, test, seed, known=split.known)
-    return out
 
 
 def pooled_interactions(rows: Rows, table: np.ndarray) -> np.ndarray:

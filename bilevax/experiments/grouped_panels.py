@@ -12,6 +12,7 @@ from scipy.sparse.linalg import svds
 from bilevax.data import Interactions
 
 FEWEST = 5  # ratings that a user must have
+OF_STATSMODELS = ("grunfeld", "fertility")
 _SIZE = 9  # features of generated groups, and the one
 
 
@@ -149,23 +150,36 @@ def known_normal(groups: int, seed: int) -> Split:
     return Split(part(lengths), part(np.full(groups, 20)), table)
 
 
-def statsmodels_panel(seed: int) -> Split | None:
-    """Grunfeld's panel of 11 firms in 20 years, which comes with statsmodels; None if that is missing."""
+def statsmodels_panel(name: str, seed: int) -> Split | None:
+    """A panel that comes with statsmodels; None if that is missing.
+
+    "grunfeld": investments of 11 firms in 20 years, on their value and capital, half of the years to test.
+    "fertility": births per woman in some 200 countries and 52 years, on polynomials of the year, of which 8
+    years of every country are known.
+    """
     try:
-        from statsmodels.datasets import grunfeld  # pyright: ignore[reportMissingImports]
+        from statsmodels import datasets  # pyright: ignore[reportMissingImports]
     except ImportError:
         return None
-    table: Any = grunfeld.load_pandas().data
+    table: Any = getattr(datasets, name).load_pandas().data
+    if name == "grunfeld":
+        group = np.unique(table["firm"].to_numpy().astype(str), return_inverse=True)[1]
+        # Firms differ in size by a factor of a hundred: logarithms.
+        X = np.log(table[["value", "capital"]].to_numpy().astype(float))
+        y, known = np.log(table["invest"].to_numpy().astype(float)), 10
+    else:
+        years = np.array([one for one in table.columns if str(one).isdigit()])
+        births = table[years].to_numpy().astype(float)
+        births = births[np.isfinite(births).sum(1) >= 16]
+        group, year = np.nonzero(np.isfinite(births))
+        X = np.polynomial.legendre.legvander(np.linspace(-1, 1, len(years)), 4)[year, 1:]
+        y, known = births[group, year], 8
     random = np.random.default_rng(seed)
-    names, group = np.unique(table["firm"].to_numpy().astype(str), return_inverse=True)
-    # Firms differ in size by a factor of a hundred: logarithms.
-    X = np.log(table[["value", "capital"]].to_numpy().astype(float))
-    y = np.log(table["invest"].to_numpy().astype(float))
     order = np.lexsort((random.random(len(y)), group))
     X, y, group = X[order], y[order], group[order]
-    lengths = np.bincount(group, minlength=len(names))
+    lengths = np.bincount(group)
     place = np.arange(len(y)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    test = place < (lengths // 2)[group]
+    test = place >= known
     X = np.concatenate([np.ones((len(y), 1)), (X - X[~test].mean(0)) / X[~test].std(0)], 1)
     train_rows, test_rows = Rows.by(X[~test], y[~test], group[~test]), Rows.by(X[test], y[test], group[test])
-    return Split(train_rows, test_rows, np.zeros((len(names), 0)))
+    return Split(train_rows, test_rows, np.zeros((len(lengths), 0)))

@@ -22,10 +22,8 @@ def pinball(residual: np.ndarray, quantile: float) -> np.ndarray:
     return np.maximum(quantile * residual, (quantile - 1) * residual)
 
 
-def quantile_baselines(
-    split: Split, quantile: float, seed: int, *, boosted: bool = True
-) -> dict[str, Callable[[], np.ndarray]]:
-    """Baselines by name, as functions that return predictions of the test rows; boosting if it is wanted."""
+def quantile_baselines(split: Split, quantile: float, seed: int) -> dict[str, Callable[[], np.ndarray]]:
+    """Baselines by name, as functions that return predictions of the test rows."""
     train, test, known = split.train, split.test, split.known
     size = train.X.shape[1]
 
@@ -47,18 +45,21 @@ def quantile_baselines(
         "EM, normal quantile": lambda: em_quantile(train, test, quantile, None),
         "EM, quantile of errors": lambda: em_errors(train, test, quantile, seed, None),
     }
-    if boosted:
-        out["boosting, groups encoded"] = lambda: boosting(train, test, seed, quantile=quantile)
     if known.shape[1]:
         out |= {
             "pooled, interactions with metadata": lambda: pooled_interactions(split, quantile),
             "EM on metadata, normal quantile": lambda: em_quantile(train, test, quantile, known),
             "EM on metadata, quantile of errors": lambda: em_errors(train, test, quantile, seed, known),
         }
-        if boosted:
-            out["boosting with metadata"] = lambda: boosting(
-                train, test, seed, quantile=quantile, known=known
-            )
+    return out
+
+
+def boosted_quantiles(split: Split, quantile: float, seed: int) -> dict[str, Callable[[], np.ndarray]]:
+    """Gradient boosting, without what is known of groups and with it."""
+    train, test, known = split.train, split.test, split.known
+    out = {"boosting, groups encoded": lambda: boosting(train, test, seed, quantile=quantile)}
+    if known.shape[1]:
+        out["boosting with metadata"] = lambda: boosting(train, test, seed, quantile=quantile, known=known)
     return out
 
 
@@ -138,7 +139,7 @@ def pooled_interactions(split: Split, quantile: float) -> np.ndarray:
 
 def em_quantile(train: Rows, test: Rows, quantile: float, known: np.ndarray | None) -> np.ndarray:
     """The quantile of the normal distribution that EM's model predicts."""
-    sums = Sums.of(train, np.zeros(len(train.y), int))
+    sums = Sums.whole(train)
     mean, covariance, noise = sums.expectation_maximisation(_standard(known))
     beta = sums.posterior(mean, covariance, noise)
     V = np.linalg.inv(sums.A.sum(1) / noise + np.linalg.inv(covariance))

@@ -24,7 +24,6 @@ except ImportError as error:
 import bilevax as bx
 from bilevax.applications import interrupted
 from bilevax.applications.grouped import plots
-from bilevax.applications.grouped.closed_form import SquaredCrossValidation
 from bilevax.applications.grouped.group_index import GroupIndex, checked
 from bilevax.applications.grouped.learning import (
     Judging,
@@ -119,7 +118,7 @@ class GroupedModel(BaseEstimator):
             part,
             self._prior,
             self._loss,
-            Judging(int(self.folds), self.judge, float(self.newcomers)),
+            self._judging(),
             max_iter=self.max_iter,
             tol=self.tol,
             seed=seed,
@@ -127,8 +126,7 @@ class GroupedModel(BaseEstimator):
         )
         self._x = learnt.x
         stored = self._has_intervals() and panel.groups * self._prior.size**2 <= _STORED
-        judge = learnt.judge
-        sums = judge.sums.total if part is panel and isinstance(judge, SquaredCrossValidation) else None
+        judge, sums = learnt.judge, learnt.sums if part is panel else None
         fits = fit_groups(panel, self._prior, self._loss, self._x, variance=stored, sums=sums)
         self._beta, self.shrinkage_, self._variance = fits.coef, fits.share, fits.variance
         self._errors, self._prior_errors, self._noise = np.zeros(0), np.zeros(0), 1.0
@@ -315,6 +313,9 @@ class GroupedModel(BaseEstimator):
             raise ValueError(f"unseen must be 'prior' or 'error', got {self.unseen!r}")
         if not isinstance(self.raise_on_interrupt, (bool, np.bool_)):
             raise ValueError(f"raise_on_interrupt must be True or False, got {self.raise_on_interrupt!r}")
+
+    def _judging(self) -> Judging:
+        return Judging(int(self.folds), self.judge, float(self.newcomers))
 
     def _scales_target(self) -> bool:
         raise NotImplementedError

@@ -10,11 +10,25 @@ of those it is judged on. With the precision P = (S Sᵀ)⁻¹ of the prior,
 
 So an evaluation of F takes an inverse per block, whatever its rows. All is in double precision: f is
 a difference of sums.
+
+A share of F is the evidence of the random-effects model, whose groups have the prior as distribution and
+normal noise. With the sums A, b and c of all N rows of a group, its likelihood at the best noise is, as an
+error of a row,
+
+.. math::
+    E = \tfrac12 \, \Big( \tfrac1N \sum_i c_i - b_i^\top \beta_i + \mu^\top P (\mu - \beta_i) \Big)
+        \exp \Big( \tfrac1N \sum_i \log |A_i + P| - \log |P| \Big),
+    \qquad \beta_i = (A_i + P)^{-1} (b_i + P \mu)
+
+By the chain rule of probabilities it is the geometric mean of what one is off when the rows of a group are
+predicted one after the other. It sees every row and needs no folds, so that it tells more of the prior than
+F does if the model is near the truth; F tells more if it is not.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +36,45 @@ import numpy as np
 from jax import Array
 
 from bilevax.applications.grouped.blocks import Blocks
+from bilevax.applications.grouped.device_sums import device_sums, on_accelerator
 from bilevax.applications.grouped.panel import Panel
 from bilevax.applications.grouped.priors import Prior, X
 from bilevax.applications.grouped.sums import BlockSums, group_sums
 from bilevax.applications.grouped.tiles import power_of_two
 
-_MOST, _ENTRIES = 2**11, 2**23  # blocks of a chunk, and entries of their matrices
+_MOST, _ENTRIES = 2**11, 2**19  # blocks of a chunk, and entries of their matrices: these stay in a cache
+_WIDER = 16  # times as many on an accelerator, which does not wait for the host then
+
+
+class Normal(NamedTuple):
+    """The prior as programs take it, whatever its form: one program is compiled for all.
+
+    Attributes:
+      precision: P, (d, d).
+      mean: (d,), that of a group of which nothing is known.
+      slopes: (p, d), by what is known of a group.
+    """
+
+    precision: np.ndarray
+    mean: np.ndarray
+    slopes: np.ndarray
+
+    @classmethod
+    def of(cls, prior: Prior, x: X) -> Normal:
+        """That of x."""
+        spread, slopes = prior.matrix(x), np.zeros((0, prior.size))
+        if prior.known:
+            slopes = np.asarray(x["known"], float)[..., 0]
+        return cls(np.linalg.inv(spread @ spread.T), np.asarray(x["mean"], float)[:, 0], slopes)
+
+    def gradient(
+        self, prior: Prior, x: X, by_precision: np.ndarray, by_mean: np.ndarray, by_known: np.ndarray
+    ) -> X:
+        """The gradient in x, from those in P, the mean and the slopes: dP = −P (dS Sᵀ + S dSᵀ) P."""
+        turned = self.precision @ by_precision @ self.precision
+        out = prior.by_spread(x, -(turned + turned.T) @ prior.matrix(x))
+        out["mean"] = by_mean[:, None]
+        return out | ({"known": by_known[..., None]} if prior.known else {})
 
 
 class SquaredCrossValidation:
@@ -37,10 +84,13 @@ class SquaredCrossValidation:
       blocks: the blocks.
       prior: the form of the prior.
       sums: those of the blocks; left out, they are made.
+      evidence: what else is seen of groups, and its share; None if nothing is.
     """
 
-    def __init__(self, blocks: Blocks, prior: Prior, sums: BlockSums | None = None):
-        self.blocks, self.prior, self.chunks = blocks, prior, []
+    def __init__(
+        self, blocks: Blocks, prior: Prior, sums: BlockSums | None = None, evidence: Evidence | None = None
+    ):
+        self.blocks, self.prior, self.evidence, self.chunks = blocks, prior, evidence, []
         self.sums = BlockSums.of(blocks) if sums is None else sums
         size = _at_once(blocks.count, prior.size)
         with jax.enable_x64(True):
@@ -53,15 +103,59 @@ class SquaredCrossValidation:
     def part(self, places: np.ndarray) -> SquaredCrossValidation:
         """F of some blocks."""
         sums = BlockSums(self.sums.kept[places], self.sums.held[places], self.sums.total)
-        return SquaredCrossValidation(self.blocks.part(places), self.prior, sums)
+        evidence, members = self.evidence, np.unique(self.blocks.group[places])
+        if evidence is not None:
+            known = self.blocks.panel.known[members]
+            evidence = Evidence(self.prior, self.sums.total[members], known, evidence.share)
+        return SquaredCrossValidation(self.blocks.part(places), self.prior, sums, evidence)
 
     def value_and_gradient(self, x: X) -> tuple[float, X]:
         """F(x) and ∇F(x)."""
+        normal = Normal.of(self.prior, x)
         with jax.enable_x64(True):
-            x = {name: jnp.asarray(one, float) for name, one in x.items()}
-            found = [_judge(self.prior, x, *chunk) for chunk in self.chunks]
-            value, gradient = jax.tree.map(lambda *parts: sum(map(np.asarray, parts)), *found)
+            found = [_judge(*chunk, *normal) for chunk in self.chunks]
+        value, by_precision, by_mean, by_known = _added(found)
+        gradient = normal.gradient(self.prior, x, by_precision, by_mean, by_known)
+        if self.evidence is not None:
+            own, slope = self.evidence.value_and_gradient(x)
+            share = self.evidence.share
+            value = (1 - share) * value + share * own
+            gradient = {n: (1 - share) * one + share * slope[n] for n, one in gradient.items()}
         return float(value), gradient
+
+
+class Evidence:
+    """E and ∇E over groups.
+
+    Args:
+      prior: the form of the prior.
+      total: (m, d + 1, d + 1), the sums of all rows of every group.
+      known: (m, p), what is known of them.
+      share: of F.
+    """
+
+    def __init__(self, prior: Prior, total: np.ndarray, known: np.ndarray, share: float):
+        self.prior, self.share, self.groups, self.chunks = prior, share, len(total), []
+        self.weight = float(total[:, 0, 0].sum())  # the first feature is one
+        size = _at_once(len(total), prior.size)
+        with jax.enable_x64(True):
+            for first in range(0, len(total), size):
+                arrays = (_padded(one[first : first + size], size) for one in (total, known))
+                real = np.arange(first, first + size) < len(total)
+                self.chunks.append(tuple(jnp.asarray(one) for one in (*arrays, real * 1.0)))
+
+    def value_and_gradient(self, x: X) -> tuple[float, X]:
+        """E(x) and ∇E(x)."""
+        normal, spread = Normal.of(self.prior, x), self.prior.matrix(x)
+        with jax.enable_x64(True):
+            found = [_explained(*chunk, *normal) for chunk in self.chunks]
+        left, size, off, inverse, by_mean, by_known = _added(found)
+        covariance = spread @ spread.T
+        grown = np.exp((size + self.groups * np.linalg.slogdet(covariance)[1]) / self.weight)
+        error, scale = left / self.weight, grown / self.weight
+        by_precision = 0.5 * scale * (off + error * (inverse - self.groups * covariance))
+        gradient = normal.gradient(self.prior, x, by_precision, scale * by_mean, scale * by_known)
+        return float(0.5 * error * grown), gradient
 
 
 def fit_sums(
@@ -73,14 +167,19 @@ def fit_sums(
     coef, share = np.zeros((panel.groups, d, 1)), np.zeros(panel.groups)
     spreads = np.zeros((panel.groups, d, d)) if variance else None
     size = _at_once(panel.groups, d)
+    normal, between = Normal.of(prior, x), (prior.matrix(x) ** 2).sum(1)
     with jax.enable_x64(True):
-        x = {name: jnp.asarray(one, float) for name, one in x.items()}
         for first in range(0, panel.groups, size):
             part = slice(first, min(first + size, panel.groups))
-            own = group_sums(panel.part(np.arange(part.start, part.stop))) if sums is None else sums[part]
-            both = (jnp.asarray(_padded(one, size)) for one in (own, panel.known[part]))
-            found = _fit(prior, x, *both, variance)
-            count = len(own)
+            if sums is not None:
+                own = jnp.asarray(_padded(sums[part], size))
+            elif on_accelerator():
+                own = device_sums(panel, part.start, part.stop, size)
+            else:
+                own = jnp.asarray(_padded(group_sums(panel.part(np.arange(part.start, part.stop))), size))
+            known = jnp.asarray(_padded(panel.known[part], size))
+            found = _fit(own, known, *normal, between, variance)
+            count = part.stop - part.start
             coef[part, :, 0], share[part] = (np.asarray(one)[:count] for one in found[:2])
             if spreads is not None:
                 spreads[part] = np.asarray(found[2])[:count]
@@ -112,36 +211,37 @@ def held_out_sums(blocks: Blocks, prior: Prior, x: X, kept: np.ndarray) -> tuple
 
 def _at_once(count: int, size: int) -> int:
     """Blocks of a chunk: a power of two, so that few programs are compiled."""
-    return min(_MOST, power_of_two(count), max(power_of_two(_ENTRIES // (size + 1) ** 2) // 2, 1))
+    wider = _WIDER if on_accelerator() else 1
+    fitting = max(power_of_two(wider * _ENTRIES // (size + 1) ** 2) // 2, 1)
+    return min(wider * _MOST, power_of_two(count), fitting)
 
 
 def _padded(array: np.ndarray, size: int) -> np.ndarray:
     return np.pad(array, [(0, size - len(array))] + [(0, 0)] * (array.ndim - 1))
 
 
-def _precision(prior: Prior, x: X) -> Array:
-    spread = prior.spread(x)
-    return jnp.linalg.inv(spread @ spread.T)
+def _added(found: list[tuple[Array, ...]]) -> tuple[Any, ...]:
+    """The sums of what programs returned for every chunk."""
+    return tuple(sum(map(np.asarray, part)) for part in zip(*found, strict=True))
 
 
-def _means(prior: Prior, x: X, known: Array) -> Array:
-    return jax.vmap(lambda one: prior.mean(x, one)[:, 0])(known)
-
-
-def _inverse(matrices: Array) -> Array:
-    """Of positive definite matrices, all at once, by sweeping one pivot after the other.
+def _inverse(matrices: Array) -> tuple[Array, Array]:
+    """Of positive definite matrices, all at once, by sweeping one pivot after the other; and the logarithms
+    of their determinants, from the pivots.
 
     Arithmetic on all blocks, with the blocks last: batches of factorisations may wait for each other on a
     CPU, and one after the other takes twice as long.
     """
 
-    def sweep(k: Array, a: Array) -> Array:
+    def sweep(k: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        a, size = carry
         pivot, row, column = a[k, k], a[k] / a[k, k], a[:, k]
         a = (a - column[:, None] * row).at[:, k].set(-column / pivot)
-        return a.at[k].set(row).at[k, k].set(1 / pivot)
+        return a.at[k].set(row).at[k, k].set(1 / pivot), size + jnp.log(pivot)
 
-    swept = jax.lax.fori_loop(0, matrices.shape[-1], sweep, jnp.moveaxis(matrices, 0, -1))
-    return jnp.moveaxis(swept, -1, 0)
+    start = jnp.moveaxis(matrices, 0, -1), jnp.zeros(len(matrices), matrices.dtype)
+    swept, size = jax.lax.fori_loop(0, matrices.shape[-1], sweep, start)
+    return jnp.moveaxis(swept, -1, 0), size
 
 
 def _solution(matrices: Array, inverse: Array, right: Array) -> Array:
@@ -150,33 +250,49 @@ def _solution(matrices: Array, inverse: Array, right: Array) -> Array:
     return first + jnp.einsum("bde,be->bd", inverse, right - jnp.einsum("bde,be->bd", matrices, first))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _judge(prior: Prior, x: X, kept: Array, held: Array, known: Array) -> tuple[Array, X]:
-    """The sum of f over some blocks, and its gradient in x."""
-    d = prior.size
+@jax.jit
+def _judge(
+    kept: Array, held: Array, known: Array, P: Array, centre: Array, slopes: Array
+) -> tuple[Array, ...]:
+    """The sum of f over some blocks, and its gradients in P, the mean and the slopes."""
+    d = len(P)
     K, k, H, h, c = kept[:, :d, :d], kept[:, :d, d], held[:, :d, :d], held[:, :d, d], held[:, d, d]
-    P, by_precision = jax.vjp(lambda x: _precision(prior, x), x)
-    mean = _means(prior, x, known)
-    matrices = K + P
-    inverse = _inverse(matrices)
+    mean, matrices = centre + known @ slopes, K + P
+    inverse, _ = _inverse(matrices)
     beta = _solution(matrices, inverse, k + mean @ P)
     by_beta = jnp.einsum("bde,be->bd", H, beta) - h
     q = _solution(matrices, inverse, by_beta)
     value = 0.5 * (jnp.sum(beta * (by_beta - h)) + jnp.sum(c))
     by_mean = q @ P
-    (gradient,) = by_precision(q.T @ (mean - beta))
-    gradient["mean"] += jnp.sum(by_mean, 0)[:, None]
-    if prior.known:
-        gradient["known"] += (known.T @ by_mean)[..., None]
-    return value, gradient
+    return value, q.T @ (mean - beta), jnp.sum(by_mean, 0), known.T @ by_mean
 
 
-@functools.partial(jax.jit, static_argnums=(0, 4))
-def _fit(prior: Prior, x: X, sums: Array, known: Array, variance: bool) -> tuple[Array, ...]:
-    d = prior.size
-    P, mean, spread = _precision(prior, x), _means(prior, x, known), prior.spread(x)
+@jax.jit
+def _explained(
+    total: Array, known: Array, real: Array, P: Array, centre: Array, slopes: Array
+) -> tuple[Array, ...]:
+    """What E and its gradient need of some groups, `real` ones: sums of what is left, of log |A + P|, of
+    (μ − β)(μ − β)ᵀ and (A + P)⁻¹, and the gradients in the mean and the slopes."""
+    d = len(P)
+    mean, matrices = centre + known @ slopes, total[:, :d, :d] + P
+    inverse, size = _inverse(matrices)
+    beta = _solution(matrices, inverse, total[:, :d, d] + mean @ P)
+    off = (mean - beta) * real[:, None]
+    pull = off @ P
+    left = jnp.sum(total[:, d, d]) - jnp.sum(total[:, :d, d] * beta) + jnp.sum(mean * pull)
+    inverses = jnp.einsum("b,bde->de", real, inverse)
+    return left, size @ real, off.T @ off, inverses, jnp.sum(pull, 0), known.T @ pull
+
+
+@functools.partial(jax.jit, static_argnums=6)
+def _fit(
+    sums: Array, known: Array, P: Array, centre: Array, slopes: Array, between: Array, variance: bool
+) -> tuple[Array, ...]:
+    """The coefficients of some groups, the share of the variances `between` groups that their rows
+    account for, and the variances."""
+    d = len(P)
     matrices = sums[:, :d, :d] + P
-    left = _inverse(matrices)
-    coef = _solution(matrices, left, sums[:, :d, d] + mean @ P)
-    share = jnp.mean(1 - jnp.diagonal(left, axis1=1, axis2=2) / jnp.sum(spread**2, 1), 1)
+    left, _ = _inverse(matrices)
+    coef = _solution(matrices, left, sums[:, :d, d] + (centre + known @ slopes) @ P)
+    share = jnp.mean(1 - jnp.diagonal(left, axis1=1, axis2=2) / between, 1)
     return coef, share, left if variance else jnp.zeros(())

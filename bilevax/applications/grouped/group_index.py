@@ -43,14 +43,23 @@ class GroupIndex:
         # Millions of rows have few groups: each is looked up once, and rows are matched with them as arrays.
         distinct = _distinct(groups)
         known = np.fromiter((place.get(one, -1) for one in distinct.tolist()), np.int64, len(distinct))
+        if _ascending(groups):
+            return np.repeat(known, np.diff(np.flatnonzero(_firsts(groups)), append=count))
         return known[np.searchsorted(distinct, groups)]
 
 
 def _distinct(groups: np.ndarray) -> np.ndarray:
     """The distinct entries, ascending."""
-    if len(groups) and (groups[1:] >= groups[:-1]).all():
-        return groups[np.concatenate([[True], groups[1:] != groups[:-1]])]
-    return np.unique(groups)
+    return groups[_firsts(groups)] if _ascending(groups) else np.unique(groups)
+
+
+def _ascending(groups: np.ndarray) -> bool:
+    return bool(len(groups)) and bool((groups[1:] >= groups[:-1]).all())
+
+
+def _firsts(groups: np.ndarray) -> np.ndarray:
+    """Where a group begins, of rows that are sorted by group."""
+    return np.concatenate([[True], groups[1:] != groups[:-1]])
 
 
 def checked(groups: Any, count: int) -> list[Any] | np.ndarray:

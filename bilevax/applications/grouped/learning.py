@@ -26,6 +26,7 @@ from jax import Array
 import bilevax as bx
 from bilevax.applications.grouped.blocks import Blocks, folds_of
 from bilevax.applications.grouped.closed_form import (
+    Evidence,
     SquaredCrossValidation,
     fit_sums,
     held_out_sums,
@@ -37,9 +38,13 @@ from bilevax.applications.grouped.newton import CrossValidation, fit_tiles, held
 from bilevax.applications.grouped.panel import Panel
 from bilevax.applications.grouped.priors import Prior, X
 from bilevax.applications.grouped.start import Parabolas, enough, starts
+from bilevax.applications.grouped.sums import group_sums
 
 _START_ROWS = 20_000
 _NONE = -9.0  # added to the logarithm of a strength: none
+# For each entry of the prior, how many groups and how many rows are divided into folds beside the evidence of
+# all: more would take longer and tell little more.
+_FOLDED, _FOLDED_ROWS = 20, 1_000
 _LOOSER = 10  # times the tolerance, on a part of the groups
 
 
@@ -53,6 +58,7 @@ class Learnt:
       steps: how many were taken, on a part of the groups and on all.
       outcome: why it ended.
       judge: F of all groups.
+      sums: of all rows of every group, for the squared loss.
     """
 
     x: X
@@ -60,6 +66,7 @@ class Learnt:
     steps: int
     outcome: bx.Outcome
     judge: CrossValidation | SquaredCrossValidation
+    sums: np.ndarray | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,11 +98,13 @@ class Judging:
       folds: of a group, at most.
       judge: "groups", each counts alike, or "rows".
       newcomers: the share of F of groups as if they were new.
+      evidence: the share of F of the random-effects model's likelihood, for the squared loss.
     """
 
     folds: int = 5
     judge: str = "groups"
     newcomers: float = 0.0
+    evidence: float = 0.0
 
     def blocks(self, panel: Panel, seed: int) -> Blocks:
         """The blocks of a panel."""
@@ -128,16 +137,21 @@ def learn(
       seed: of the folds and of the parts.
       progress: as in `bx.minimize`.
     """
-    whole = cross_validation(judging.blocks(panel, seed), prior, loss)
-    chosen = whole.blocks.of_groups(enough(prior, panel.groups), seed)
-    few = whole.part(chosen) if 2 * len(chosen) <= whole.blocks.count else whole
-    members = np.unique(few.blocks.group)
-    if isinstance(whole, SquaredCrossValidation):
-        mean = pooled_sums(whole.sums.total)
-        parabolas = Parabolas.of_sums(whole.sums.total[members], panel.known[members])
+    sums = group_sums(panel) if loss.quadratic else None
+    # Fewer groups than coefficients do not tell how these vary together.
+    if sums is None or not judging.evidence or panel.groups <= prior.size:
+        whole: Any = cross_validation(judging.blocks(panel, seed), prior, loss)
     else:
+        whole = _with_evidence(panel, sums, prior, judging, seed)
+    chosen = whole.blocks.of_groups(enough(prior, whole.blocks.panel.groups), seed)
+    few = whole.part(chosen) if 2 * len(chosen) <= whole.blocks.count else whole
+    seen, members = whole.blocks.panel, np.unique(few.blocks.group)
+    if sums is None:
         mean, curvature = pooled(panel, loss, seed)
-        parabolas = Parabolas.of(panel.part(members), loss, mean, curvature)
+        parabolas = Parabolas.of(seen.part(members), loss, mean, curvature)
+    else:
+        mean = pooled_sums(sums)
+        parabolas = Parabolas.of_sums(whole.sums.total[members], seen.known[members])
     candidates = starts(parabolas, prior, mean)
     values = [few.value_and_gradient(one)[0] for one in candidates]
     if not np.isfinite(values).any():
@@ -151,7 +165,17 @@ def learn(
     if not (np.diff(panel.offsets) > 1).any():
         way.x = way.x | {"scale": way.x["scale"] + _NONE}  # nothing tells how much groups differ
     outcome = bx.Outcome.INTERRUPTED if way.interrupted else bx.Outcome.FINISHED
-    return Learnt(way.x, way.history, way.steps, outcome, whole)
+    return Learnt(way.x, way.history, way.steps, outcome, whole, sums)
+
+
+def _with_evidence(
+    panel: Panel, sums: np.ndarray, prior: Prior, judging: Judging, seed: int
+) -> SquaredCrossValidation:
+    """F of the squared loss. Where all groups are in the evidence, fewer have to be divided into folds."""
+    rows = len(panel.target) / panel.groups
+    folded = panel.some(int(prior.entries * max(_FOLDED, _FOLDED_ROWS / rows)), seed)
+    evidence = Evidence(prior, sums, panel.known, judging.evidence)
+    return SquaredCrossValidation(judging.blocks(folded, seed), prior, evidence=evidence)
 
 
 class _Way:

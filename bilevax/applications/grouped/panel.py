@@ -113,9 +113,14 @@ class Panel:
             rows = self.scaling.rows(rows)
         return rows.reshape(*place.shape, self.size)
 
+    def between(self, low: int, high: int) -> np.ndarray:
+        """The rows from one place to another."""
+        rows = self.X[low:high] if self.order is None else self.X[self.order[low:high]]
+        return rows if self.scaling is None else self.scaling.rows(rows)
+
     def all(self) -> np.ndarray:
         """All rows by group, for panels that are small."""
-        return self.at(np.arange(len(self.target)))
+        return self.between(0, len(self.target))
 
     def reordered(self, order: np.ndarray) -> Panel:
         """The panel with the rows of every group in another order."""

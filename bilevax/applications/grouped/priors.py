@@ -89,6 +89,13 @@ class Prior:
         """e, the length of w per column."""
         return self.size + (self.rank if self.form == "low_rank" else 0)
 
+    @property
+    def entries(self) -> int:
+        """How many numbers x has."""
+        mix = {"full": self.size * (self.size - 1) // 2, "low_rank": self.size * self.rank}
+        strengths = 2 if self.form == "ridge" else self.size
+        return (1 + self.known) * self.size * self.columns + strengths + mix.get(self.form, 0)
+
     def spread(self, x: X) -> Array:
         """S, (d, e)."""
         d, scale = self.size, jnp.asarray(x["scale"])
@@ -113,6 +120,19 @@ class Prior:
         if self.form == "low_rank":
             matrix = np.concatenate([matrix, np.asarray(x["mix"], float)], 1)
         return np.exp(scale)[:, None] * matrix
+
+    def by_spread(self, x: X, slope: np.ndarray) -> X:
+        """The gradient in x of what has the gradient `slope` in S, (d, e)."""
+        d, out = self.size, {name: np.zeros(np.shape(one)) for name, one in x.items()}
+        matrix = self.matrix(x)
+        own = (slope * matrix).sum(1)
+        out["scale"] = np.array([own[0], own[1:].sum()]) if self.form == "ridge" else own
+        if self.form == "full":
+            strengths = np.diag(matrix)
+            out["mix"] = (slope * strengths[:, None])[np.tril_indices(d, -1)]
+        if self.form == "low_rank":
+            out["mix"] = (slope * np.diag(matrix)[:, None])[:, d:]
+        return out
 
     def mean(self, x: X, known: Array) -> Array:
         """μ of a group with this metadata, (d, columns)."""

@@ -20,8 +20,8 @@ def make_problem(
 ) -> bx.Problem:
     """Grouped data as a `bx.Problem`: a block per fold of a group, x the prior and y a fold's w.
 
-    Every group needs two rows or more. F is what the estimators minimise with `newcomers=0`, but for the
-    small penalty on the prior itself.
+    Every group needs two rows or more. F is what the estimators minimise with `newcomers=0` and
+    `evidence=0`, but for the small penalty on the prior itself.
 
     Args:
       panel: the rows.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 import bilevax as bx
 from bilevax.applications.grouped import saved
 from bilevax.applications.grouped.base import GroupedModel
+from bilevax.applications.grouped.learning import Judging
 from bilevax.applications.grouped.losses import REGRESSION, Loss, regression_loss
 from bilevax.applications.grouped.panel import Panel
 
@@ -44,6 +46,9 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
       judge: whether the prior is judged by the mean loss of "groups", each counting alike, or of "rows".
       newcomers: the share of that judgement that looks at groups as if they were new, with none to 30 of
         their rows known: it makes the prior good for `adapt` and for groups with few rows.
+      evidence: with the squared loss, the share of that judgement that is the likelihood of the
+        random-effects model, which EM maximises: it tells more of the prior where groups have few rows and
+        are as that model has them, and less where they are not.
       prior_groups: the prior is learnt from at most so many groups, drawn at random.
       unseen: "prior" predicts groups that were not in the fit by the prior, "error" refuses them.
       max_iter: the most steps of L-BFGS on the prior.
@@ -91,6 +96,7 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
         folds: int = 5,
         judge: str = "groups",
         newcomers: float = 0.2,
+        evidence: float = 0.75,
         prior_groups: int = 20_000,
         unseen: str = "prior",
         max_iter: int = 200,
@@ -107,6 +113,7 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
         self.folds = folds
         self.judge = judge
         self.newcomers = newcomers
+        self.evidence = evidence
         self.prior_groups = prior_groups
         self.unseen = unseen
         self.max_iter = max_iter
@@ -266,10 +273,15 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
         super()._check_parameters()
         if not callable(self.loss) and self.loss not in REGRESSION:
             raise ValueError(f"loss must be one of {list(REGRESSION)} or a function, got {self.loss!r}")
+        if not isinstance(self.evidence, (int, float, np.number)) or not 0 <= self.evidence < 1:
+            raise ValueError(f"evidence must be a number from 0 to 1, got {self.evidence!r}")
         for name, high in (("quantile", 1.0), ("epsilon", np.inf)):
             value = getattr(self, name)
             if not isinstance(value, (int, float, np.number)) or not 0 < value < high:
                 raise ValueError(f"{name} must be a number between 0 and {high}, got {value!r}")
+
+    def _judging(self) -> Judging:
+        return dataclasses.replace(super()._judging(), evidence=float(self.evidence))
 
     def _scales_target(self) -> bool:
         return not callable(self.loss) and self.loss != "poisson"

@@ -33,7 +33,7 @@ def span_sums(panel: Panel, *spans: Places) -> list[np.ndarray]:
         if all(part.start == part.stop for part in parts):
             continue
         both = np.empty((high - low, size))
-        both[:, :-1], both[:, -1] = panel.at(np.arange(low, high)), panel.target[low:high]
+        both[:, :-1], both[:, -1] = panel.between(low, high), panel.target[low:high]
         weighted = both if plain else both * panel.weight[low:high, None]
         turned = weighted.T
         for total, (order, first, ends), part in zip(out, found, parts, strict=True):

@@ -7,17 +7,22 @@ one shape, for which one program is compiled, and little is padded.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from bilevax.applications.grouped.blocks import Blocks, Places
+from bilevax.applications.grouped.device_sums import on_accelerator
 from bilevax.applications.grouped.panel import Panel
 
 _MOST, _ENTRIES = 2**12, 2**23  # tiles and blocks of a chunk, and entries of their matrices
+_WIDER = 16  # times as many on an accelerator, which does not wait for the host then
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +43,8 @@ def chunks(blocks: Blocks) -> Iterator[Chunk]:
     """The blocks in chunks of one shape, so that one program is compiled."""
     panel, kept, held = blocks.panel, blocks.kept, blocks.held
     tiles, of_held = kept.tiles, held.tiles
-    most = min(_MOST, max(_ENTRIES // panel.size**2, 1))
+    wider = _WIDER if on_accelerator() else 1
+    most = min(wider * _MOST, max(wider * _ENTRIES // panel.size**2, 1))
     bounds = _boundaries(most, tiles, of_held)
     spans = [np.arange(first, after) for first, after in itertools.pairwise(bounds)]
     sizes = [power_of_two(max(int(count[span].sum()) for span in spans)) for count in (tiles, of_held)]
@@ -51,7 +57,7 @@ def chunks(blocks: Blocks) -> Iterator[Chunk]:
         data["known"] = np.zeros((blocks_of_all, panel.known.shape[1]))
         data["known"][: len(span)] = panel.known[blocks.group[span]]
         # Converted by NumPy, as JAX compiles a program for every shape that it converts.
-        yield Chunk(span, {name: jnp.asarray(one.astype(_dtype(one))) for name, one in data.items()})
+        yield Chunk(span, {name: _on_device(one) for name, one in data.items()})
 
 
 def power_of_two(count: int) -> int:
@@ -70,19 +76,48 @@ def _boundaries(most: int, *tiles: np.ndarray) -> list[int]:
     return bounds
 
 
-def _dtype(array: np.ndarray) -> Any:
-    return np.int32 if array.dtype.kind == "i" else jnp.result_type(float)
+def _on_device(array: Any) -> Array:
+    if isinstance(array, Array):
+        return array
+    return jnp.asarray(array.astype(np.int32 if array.dtype.kind == "i" else jnp.result_type(float)))
 
 
 def _filled(
     panel: Panel, places: Places, blocks: np.ndarray, size: int, names: tuple[str, ...]
-) -> dict[str, np.ndarray]:
+) -> dict[str, Any]:
     """The tiles of some blocks, filled up with empty ones, which belong to the last of them."""
     owner, place, real = places.tiled(blocks)
     weight = np.where(real, panel.weight[place], 0.0)
-    out = {}
-    for name, part in zip(names, [panel.at(place), panel.target[place], weight, owner], strict=True):
-        out[name] = np.zeros((size, *part.shape[1:]), part.dtype)
-        out[name][: len(part)] = part
+    rows = _device_rows(panel, place, size) if on_accelerator() else _padded(panel.at(place), size)
+    filled = rows, *(_padded(one, size) for one in (panel.target[place], weight, owner))
+    out: dict[str, Any] = dict(zip(names, filled, strict=True))
     out[names[-1]][len(owner) :] = len(blocks) - 1  # owners ascend
     return out
+
+
+def _padded(array: np.ndarray, size: int) -> np.ndarray:
+    out = np.zeros((size, *array.shape[1:]), array.dtype)
+    out[: len(array)] = array
+    return out
+
+
+def _device_rows(panel: Panel, place: np.ndarray, size: int) -> Array:
+    """Rows in tiles that are made on the device: each goes there once, as the user has it, although folds
+    have most rows several times."""
+    low, high = (int(place.min()), int(place.max()) + 1) if place.size else (0, 1)
+    X = panel.X[low:high] if panel.order is None else panel.X[panel.order[low:high]]
+    shift, scale = np.zeros(panel.size), np.ones(panel.size)
+    if panel.scaling is not None:
+        shift, scale = panel.scaling.shift, panel.scaling.scale
+    inside, dtype = _padded((place - low).astype(np.int32), size), jnp.result_type(float)
+    with jax.enable_x64(True):  # what is left of large numbers must not be lost
+        raw = _padded(X, power_of_two(len(X)))
+        return _standardised(raw, inside, shift, scale, panel.scaling is not None, dtype)
+
+
+@functools.partial(jax.jit, static_argnums=(4, 5))
+def _standardised(X: Array, place: Array, shift: Array, scale: Array, scaled: bool, dtype: Any) -> Array:
+    rows = ((X - shift) / scale).astype(dtype)
+    if scaled:  # and without the one, which rows begin with
+        rows = jnp.concatenate([jnp.ones((len(rows), 1), dtype), rows], 1)
+    return rows[place]
