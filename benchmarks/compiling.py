@@ -1,8 +1,8 @@
 """Where the seconds of compilation go: tracing, lowering, compiling, and what the compiler makes.
 
-`python -m benchmarks.compiling` takes the two programs of a run of K-SONG on MovieLens 1M (tuned form) and of BSVRB
-v2 on a8a, the start and the chunk, and compiles each with several compiler options; it also counts the kernels
-of the compiled programs by kind.
+`python -m benchmarks.compiling` takes the two programs of a run of K-SONG on MovieLens 1M (tuned form) and
+of BSVRB v2 on a8a, the start and the chunk, and compiles each with several compiler options; it also counts
+the kernels of the compiled programs by kind.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Time per step on an accelerator (a8a, m = 100), and the kernels that a step launches.
 
-`python -m benchmarks.launches` times small and large steps of several methods, with a8a's indicators, which are
-stored as bits, and with as many float features; `--trace` also lists the kernels of a step with their times. On
-a CPU it works, but lists no kernels.
+`python -m benchmarks.launches` times small and large steps of several methods, with a8a's indicators, which
+are stored as bits, and with as many float features; `--trace` also lists the kernels of a step with their
+times. On a CPU it works, but lists no kernels.
 """
 
 from __future__ import annotations

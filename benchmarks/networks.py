@@ -1,9 +1,9 @@
 """Steps where x or y is a wide network: which share of the accelerator's peak they reach.
 
-`python -m benchmarks.networks` times steps of BSVRB v2 (both points) and SOBA (one point) where x is an MLP of a
-million weights that all blocks share, and where every block's y is one; the gradient of a plain loss of the same
-network on as many rows stands beside them. The share is that of the products that a step cannot do without, over
-the rate of one large product with the same precision, measured first.
+`python -m benchmarks.networks` times steps of BSVRB v2 (both points) and SOBA (one point) where x is an MLP
+of a million weights that all blocks share, and where every block's y is one; the gradient of a plain loss
+of the same network on as many rows stands beside them. The share is that of the products that a step cannot
+do without, over the rate of one large product with the same precision, measured first.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def lower_network(blocks: int, common: bool) -> tuple[bx.Problem, Any, Any]:
 def needed(where: str, per_step: int, batch: int, points: int, common: bool) -> float:
     """Floating-point operations of the products of a step: forward, backward, and those of the tangents.
 
-    With W weights a row takes 2 W forward and 4 W backward, less what the first layer need not pass on. ℓ has f
-    and a directional derivative of g: where y is the network, g has tangents too, which doubles it.
+    With W weights a row takes 2 W forward and 4 W backward, less what the first layer need not pass on. ℓ has
+    f and a directional derivative of g: where y is the network, g has tangents too, which doubles it.
     """
     first, rest = SIZES[0] * SIZES[1], SIZES[1] * SIZES[2] + SIZES[2] * CLASSES
     plain = 4 * first + 6 * rest  # forward, by weights; and by inputs but for the first layer
@@ -169,7 +169,7 @@ def plain_seconds(rows: int, precision: str, steps: int) -> float:
 
 
 def measure(
-    per_step: int, batch: int, blocks: int, steps: int, precisions: list[str], size: int
+    per_step: int, batch: int, blocks: int, steps: int, precisions: list[str], size: int, commons: bool
 ) -> list[dict[str, Any]]:
     """A row for every method, place of the network and precision."""
     rows: list[dict[str, Any]] = []
@@ -180,10 +180,10 @@ def measure(
                 (4 * SIZES[0] * SIZES[1] + 6 * (SIZES[1] * SIZES[2] + SIZES[2] * CLASSES)) * per_step * batch
             )
             cases: list[tuple[str, Any, float]] = [
-                ("plain gradient", lambda: plain_seconds(per_step * batch, precision, steps), plain)
+                ("plain gradient", lambda p=precision: plain_seconds(per_step * batch, p, steps), plain)
             ]
             for where, made in (("x", upper_network), ("y", lower_network)):
-                for common in (False, True):
+                for common in (False, True) if commons else (False,):
                     for method, (solver, points) in METHODS.items():
                         name = f"network as {where}, {method}" + (", common rows" if common else "")
                         cases.append(
@@ -226,11 +226,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256, help="B")
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--precisions", nargs="+", default=["tensorfloat32", "float32"])
+    parser.add_argument("--common", action="store_true", help="also with rows that all blocks share")
     parser.add_argument("--size", type=int, default=4096, help="width of the large product")
     parser.add_argument("--out", type=Path, default=Path("results"))
     options = parser.parse_args()
     sizes = options.per_step, options.batch, options.blocks, options.steps
-    rows = measure(*sizes, options.precisions, options.size)
+    rows = measure(*sizes, options.precisions, options.size, options.common)
     text = markdown(rows) + f"\n\nDevice: {jax.devices()[0].device_kind}.\n"
     print(text)
     options.out.mkdir(parents=True, exist_ok=True)

@@ -1,15 +1,14 @@
 """Products of drawn rows with a few vectors per block, in several forms: right, and how fast.
 
-`python -m benchmarks.products` is what a large step does with its rows and nothing else: I blocks draw B rows of
-the upper and of the lower data, multiply them with the vectors of both points (y; y and v), and multiply the
-transposed rows with as many coefficients. Every form is compared with float64 first. µs for both data sets,
-forward and transposed, rows drawn anew in every turn.
+`python -m benchmarks.products` does what a large step does with its rows, and nothing else: I blocks draw B
+rows of the upper and of the lower data, and multiply them with the vectors of both points, or the
+transposed rows with coefficients. Every form is compared with float64 first. µs for both data sets, rows
+drawn anew in every turn; a loop that does nothing else takes some of them.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import time
 import traceback
@@ -21,14 +20,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.experimental import pallas as pl
 
-try:
-    from jax.experimental.pallas import triton as plgpu
-except ImportError:
-    plgpu = None
+from bilevax._problem import row_kernels
 
-VECTORS = (2, 4)  # of the upper and of the lower data: y at both points; y and v at both
+VECTORS = 2  # both points
 KINDS = ("bits", "floats", "bytes")
 INTERPRET = False
 TURN = 32
@@ -86,6 +81,15 @@ def sums(width: int, barrier: bool = True) -> Form:
     return Form(forward, transposed)
 
 
+def kept(form: Form) -> Form:
+    """A form whose results are not merged with what reads them."""
+
+    def of(function: Callable[..., Array]) -> Callable[..., Array]:
+        return lambda *given: jax.lax.optimization_barrier(function(*given))
+
+    return Form(of(form.forward), of(form.transposed))
+
+
 def products(width: int, precision: Any, kept: bool, barrier: bool = True) -> Form:
     """Batched matrix products in float32."""
 
@@ -138,156 +142,46 @@ def narrow(width: int, kept: bool, barrier: bool = True, padded: bool = False) -
     return Form(forward, transposed)
 
 
-# ---- forms in Pallas
+# ---- the library's kernels
 
 
-def _load(ref: Any, place: Any, mask: Any = None, other: Any = 0) -> Array:
-    if INTERPRET:
-        value = ref[place]
-        return value if mask is None else jnp.where(mask, value, jnp.asarray(other, value.dtype))
-    return plgpu.load(ref.at[place], mask=mask, other=other if mask is not None else None)
-
-
-def _tile(stored: Any, index: Array, width: int, wide: int) -> Array:
-    """Drawn rows (R, wide) inside a kernel: bfloat16 from bits and bytes, else float32; zeros beyond `width`."""
-    column = jnp.arange(wide)
-    if stored.dtype == jnp.uint32:
-        words = _load(stored, (index[:, None], jnp.broadcast_to(column // 32, (1, wide))))
-        bits = (words >> (column % 32).astype(jnp.uint32)[None, :]) & 1
-        return bits.astype(jnp.int32).astype(jnp.float32).astype(jnp.bfloat16)
-    inside = jnp.broadcast_to((column < width)[None, :], (index.shape[0], wide))
-    # Within bounds even where the mask hides what is read: the interpreter has no masked loads.
-    place = jnp.minimum(column, width - 1)[None, :] if INTERPRET else column[None, :]
-    rows = _load(stored, (index[:, None], place), inside)
-    return rows.astype(jnp.float32).astype(jnp.bfloat16) if stored.dtype == jnp.int8 else rows
-
-
-def _in_parts(array: Array) -> list[Array]:
-    out = []
-    for _ in range(3):
-        part = array.astype(jnp.bfloat16)
-        out.append(part)
-        array = array - part.astype(jnp.float32)
-    return out
-
-
-def _multiply(rows: Array, matrix: Array, trans: bool) -> Array:
-    """rows (or their transposed) times a float32 matrix, with the precision of float32."""
-    numbers = (((0 if trans else 1,), (0,)), ((), ()))
-    dot = functools.partial(
-        jax.lax.dot_general, dimension_numbers=numbers, preferred_element_type=jnp.float32
-    )
-    if rows.dtype == jnp.bfloat16:
-        high, middle, low = (dot(rows, part) for part in _in_parts(matrix))
-        return high + (middle + low)
-    (a, b, c), (p, q, r) = _in_parts(rows), _in_parts(matrix)
-    return dot(a, p) + ((dot(a, q) + dot(b, p)) + (dot(b, q) + dot(a, r) + dot(c, p)))
-
-
-def kernels(width: int, tile: int, warps: int, splits: int, stages: int = 2, fma: bool = False) -> Form:
-    """One kernel per direction that draws the rows itself; on the tensor cores, or (`fma`) in registers."""
-    wide = max(32, 1 << (width - 1).bit_length())
-    # The tensor cores need 16 columns.
-    columns_of = (lambda k: k) if fma else (lambda k: max(16, k))
-
-    def call(kernel: Any, grid: Any, shape: Any, *arguments: Any) -> Array:
-        options = {} if INTERPRET else {"compiler_params": plgpu.CompilerParams(warps, stages)}
-        out = jax.ShapeDtypeStruct(shape, jnp.float32)
-        return pl.pallas_call(kernel, grid=grid, out_shape=out, interpret=INTERPRET, **options)(*arguments)
-
-    def store(ref: Any, place: Any, value: Array, mask: Array, k: int) -> None:
-        if INTERPRET:  # which has no masked stores
-            for j in range(k):
-                ref[(*place[:-2], j, place[-1][:, 0])] = value[:, j]
-        else:
-            plgpu.store(ref.at[place], value, mask=mask)
+def kernels(width: int, tiling: row_kernels.Tiling, unroll: int, fallback: Form) -> Form:
+    """As `bx.dot` on an NVIDIA GPU."""
 
     def forward(stored: Array, index: Array, vectors: Array) -> Array:
-        blocks, k = vectors.shape[:2]
-        batch = index.shape[1]
-        columns = columns_of(k)
-
-        def kernel(stored: Any, index: Any, vectors: Any, out: Any) -> None:
-            block, first = pl.program_id(0), pl.program_id(1) * tile
-            place = first + jnp.arange(tile)
-            rows = _tile(stored, index[block, pl.ds(first, tile)], width, wide)
-            entry = jnp.arange(wide)
-            if fma:
-                for j in range(k):
-                    at = jnp.minimum(entry, width - 1) if INTERPRET else entry
-                    vector = _load(vectors, (block, j, at), entry < width)
-                    total = jnp.sum(rows.astype(jnp.float32) * vector[None, :], axis=1)
-                    out[block, j, pl.ds(first, tile)] = total
-                return
-            column = jnp.arange(columns)
-            mask = (entry < width)[:, None] & (column < k)[None, :]
-            at = (block, jnp.minimum(column, k - 1)[None, :], jnp.minimum(entry, width - 1)[:, None])
-            found = _multiply(rows, _load(vectors, at, mask), False)
-            mask = jnp.broadcast_to((column < k)[None, :], (tile, columns))
-            store(out, (block, jnp.minimum(column, k - 1)[None, :], place[:, None]), found, mask, k)
-
-        return call(kernel, (blocks, batch // tile), (blocks, k, batch), stored, index, vectors)
+        if stored.dtype != jnp.uint32:
+            return fallback.forward(stored, index, vectors)
+        drawn = row_kernels.Drawn(stored, index, width)
+        return row_kernels.packed_kernel(drawn, vectors, tiling, INTERPRET, unroll)
 
     def transposed(stored: Array, index: Array, coefficients: Array) -> Array:
-        blocks, k, batch = coefficients.shape
-        columns, turns = columns_of(k), batch // (tile * splits)
-
-        def kernel(stored: Any, index: Any, coefficients: Any, out: Any) -> None:
-            block, part = pl.program_id(0), pl.program_id(1)
-            column, entry = jnp.arange(columns), jnp.arange(wide)
-
-            def turn(number: Any, total: Any) -> Any:
-                first = (part * turns + number) * tile
-                rows = _tile(stored, index[block, pl.ds(first, tile)], width, wide)
-                if fma:
-                    wide_rows = rows.astype(jnp.float32)
-                    return tuple(
-                        one + wide_rows * coefficients[block, j, pl.ds(first, tile)][:, None]
-                        for j, one in enumerate(total)
-                    )
-                mask = jnp.broadcast_to((column < k)[None, :], (tile, columns))
-                at = (block, jnp.minimum(column, k - 1)[None, :], (first + jnp.arange(tile))[:, None])
-                return total + _multiply(rows, _load(coefficients, at, mask), True)
-
-            if fma:
-                zero = tuple(jnp.zeros((tile, wide), jnp.float32) for _ in range(k))
-                for j, one in enumerate(jax.lax.fori_loop(0, turns, turn, zero)):
-                    out[block, part, j, :] = jnp.sum(one, axis=0)
-                return
-            total = jax.lax.fori_loop(0, turns, turn, jnp.zeros((wide, columns), jnp.float32))
-            mask = jnp.broadcast_to((column < k)[None, :], (wide, columns))
-            store(out, (block, part, jnp.minimum(column, k - 1)[None, :], entry[:, None]), total, mask, k)
-
-        out = call(kernel, (blocks, splits), (blocks, splits, k, wide), stored, index, coefficients)
-        return jnp.sum(out, axis=1)[..., :width]
+        drawn = row_kernels.Drawn(stored, index, width)
+        return row_kernels.transposed_kernel(drawn, coefficients, tiling, INTERPRET)
 
     return Form(forward, transposed)
 
 
 def forms(kind: str, width: int) -> dict[str, Form]:
     """All forms for a kind of rows."""
-    preset, highest = jax.lax.DotAlgorithmPreset, jax.lax.Precision.HIGHEST
-    out = {"sums, as bx.dot": sums(width)}
-    if INTERPRET or plgpu is not None:
-        for tile, warps, splits in ((128, 4, 1), (64, 4, 4)):
-            out[f"tensor-core kernel {tile}/{warps}/{splits}"] = kernels(width, tile, warps, splits)
-        for tile, warps, splits in ((16, 4, 4), (32, 8, 4)):
-            out[f"register kernel {tile}/{warps}/{splits}"] = kernels(width, tile, warps, splits, fma=True)
-    if kind != "floats":
-        out["bf16 in 3 parts, rows kept"] = narrow(width, True)
-        out["bf16 in 3 parts"] = narrow(width, False)
+    plain = sums(width)
+    out = {"sums": plain, "sums, kept": kept(plain)}
+    for rows, warps, unroll, parts, together in (
+        (256, 4, 32, 16, 4),
+        (512, 4, 32, 16, 8),
+        (128, 4, 32, 32, 4),
+        (256, 2, 8, 32, 8),
+        (256, 8, 32, 8, 4),
+        (512, 4, 8, 64, 4),
+    ):
+        tiling = row_kernels.Tiling(rows, warps, parts, together)
+        name = f"kernels, {rows} rows, {warps} warps, {unroll} bits; {parts} parts, {together} rows"
+        out[name] = kernels(width, tiling, unroll, kept(plain))
     if kind == "bits":
-        out["bf16 in 3 parts, rows kept, padded"] = narrow(width, True, padded=True)
-        out["bf16 in 3 parts, padded"] = narrow(width, False, padded=True)
-    if kind != "bytes":
-        out["float32 product, rows kept"] = products(width, highest, True)
-        out["bf16 x 6, rows kept"] = products(width, preset.BF16_BF16_F32_X6, True)
-        out["tf32 x 3, rows kept"] = products(width, preset.TF32_TF32_F32_X3, True)
-        out["float32 product"] = products(width, highest, False)
-    if INTERPRET or plgpu is not None:
-        for tile, warps, splits in ((64, 4, 2), (32, 4, 4), (128, 8, 2)):
-            out[f"tensor-core kernel {tile}/{warps}/{splits}"] = kernels(width, tile, warps, splits)
-        out["register kernel 8/2/8"] = kernels(width, 8, 2, 8, fma=True)
+        out["bf16 in 3 parts"] = narrow(width, False, padded=True)
+    elif kind == "bytes":
+        out["bf16 in 3 parts"] = narrow(width, False)
+    else:
+        out["tf32 x 3"] = products(width, jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3, False)
     return out
 
 
@@ -299,7 +193,7 @@ def error(form: Form, kind: str, blocks: int, batch: int, width: int) -> tuple[f
     rng = np.random.default_rng(7)
     stored, exact = stored_rows(kind, 5000, width, 1)
     index = rng.integers(0, 5000, (blocks, batch)).astype(np.int32)
-    k = VECTORS[1]
+    k = VECTORS
     vectors = rng.normal(size=(blocks, k, width)).astype(np.float32)
     coefficients = rng.normal(size=(blocks, k, batch)).astype(np.float32)
     drawn = exact[index]
@@ -328,46 +222,54 @@ def drawn(turn: Array, blocks: int, batch: int, count: int, salt: int) -> Array:
 
 def seconds(
     form: Form, kind: str, blocks: int, batch: int, width: int, counts: tuple[int, int], least: float
-) -> tuple[float, float]:
-    """Seconds per turn, and those of compilation."""
+) -> dict[str, float]:
+    """Seconds per turn of each direction and of both, and those of compilation."""
     stored = [jnp.asarray(stored_rows(kind, count, width, seed)[0]) for seed, count in enumerate(counts)]
+    found: dict[str, float] = {"compile": 0.0}
+    columns = np.arange(batch) % width
 
-    def body(turn: Array, carry: Any) -> Any:
-        out = []
-        for place, (rows, vectors) in enumerate(zip(stored_here, carry, strict=True)):
-            index = drawn(turn, blocks, batch, counts[place], place)
-            scores = form.forward(rows, index, vectors)
-            slopes = form.transposed(rows, index, jnp.tanh(scores))
-            out.append(0.9 * vectors + 1e-3 * slopes)
-        return out
+    def one(what: str, rows: Array, index: Array, vectors: Array) -> Array:
+        """New vectors, from the product or products in question."""
+        if what == "transposed":
+            return form.transposed(rows, index, jnp.tanh(vectors[:, :, columns]))
+        scores = form.forward(rows, index, vectors)
+        if what == "both":
+            return form.transposed(rows, index, jnp.tanh(scores))
+        return jnp.zeros_like(vectors).at[:, :, columns].add(scores)
 
-    stored_here: list[Array] = []
+    for what in ("forward", "transposed", "both"):
 
-    @jax.jit
-    def run(stored: Any, carry: Any, turns: Array) -> Any:
-        stored_here[:] = stored
+        def run(stored: Any, carry: Any, turns: Array, what: str = what) -> Any:
+            def body(turn: Array, carry: Any) -> Any:
+                return [
+                    0.9 * vectors
+                    + 1e-3 * one(what, rows, drawn(turn, blocks, batch, counts[place], place), vectors)
+                    for place, (rows, vectors) in enumerate(zip(stored, carry, strict=True))
+                ]
 
-        def many(number: Array, carry: Any) -> Any:
-            return jax.lax.fori_loop(0, TURN, lambda i, c: body(number * TURN + i, c), carry)
+            def many(number: Array, carry: Any) -> Any:
+                return jax.lax.fori_loop(0, TURN, lambda i, c: body(number * TURN + i, c), carry)
 
-        return jax.lax.fori_loop(0, turns, many, carry)
+            return jax.lax.fori_loop(0, turns, many, carry)
 
-    carry = [jnp.ones((blocks, k, width)) * 0.1 for k in VECTORS]
+        carry = [jnp.full((blocks, VECTORS, width), 0.1) for _ in counts]
+        program = jax.jit(run)
+        began = time.perf_counter()
+        jax.block_until_ready(program(stored, carry, 1))
+        found["compile"] += time.perf_counter() - began
+        turns = 2
+        while (taken := timed(program, stored, carry, turns)) < least:
+            turns *= 2
+        taken = min(taken, *(timed(program, stored, carry, turns) for _ in range(3)))
+        found[what] = taken / (turns * TURN)
+    return found
+
+
+def timed(program: Any, *given: Any) -> float:
+    """The seconds of a call."""
     began = time.perf_counter()
-    jax.block_until_ready(run(stored, carry, 1))
-    compiling, turns = time.perf_counter() - began, 4
-    while True:
-        began = time.perf_counter()
-        jax.block_until_ready(run(stored, carry, turns))
-        if (taken := time.perf_counter() - began) > least:
-            break
-        turns *= 2
-    times = [taken]
-    for _ in range(3):
-        began = time.perf_counter()
-        jax.block_until_ready(run(stored, carry, turns))
-        times.append(time.perf_counter() - began)
-    return min(times) / (turns * TURN), compiling
+    jax.block_until_ready(program(*given))
+    return time.perf_counter() - began
 
 
 def main() -> None:
@@ -397,20 +299,22 @@ def main() -> None:
             try:
                 row["errors"] = error(form, kind, 3, options.batch, options.width)
                 sizes = options.blocks, options.batch, options.width, (4540, 18156)
-                row["seconds"], row["compile"] = seconds(form, kind, *sizes, options.seconds)
+                row |= seconds(form, kind, *sizes, options.seconds)
             except Exception as failure:
                 row["failed"] = f"{type(failure).__name__}: {failure}"[:160].replace("\n", " ")
                 (options.out / f"products_{len(rows)}.txt").write_text(traceback.format_exc()[-6000:])
             print(row, flush=True)
             (options.out / "products.json").write_text(json.dumps(rows, indent=2))
-    lines = ["| rows | form | µs | compile s | errors |", "| --- | --- | --- | --- | --- |"]
+    lines = ["| rows | form | forward µs | transposed µs | both µs | compile s | errors |"]
+    lines.append("| --- | --- | --- | --- | --- | --- | --- |")
     for row in rows:
         head = f"| {row['kind']} | {row['form']} "
         if "failed" in row:
-            lines.append(head + f"| {row['failed'][:60]} | | |")
+            lines.append(head + f"| {row['failed'][:60]} | | | | |")
         else:
             errors = ", ".join(f"{one:.1e}" for one in row["errors"])
-            lines.append(head + f"| {1e6 * row['seconds']:.1f} | {row['compile']:.1f} | {errors} |")
+            micro = " | ".join(f"{1e6 * row[what]:.1f}" for what in ("forward", "transposed", "both"))
+            lines.append(head + f"| {micro} | {row['compile']:.1f} | {errors} |")
     text = "\n".join(lines) + f"\n\nDevice: {jax.devices()[0].device_kind}, JAX {jax.__version__}.\n"
     print(text)
     (options.out / "products.md").write_text(text)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import jax
-import jax.numpy as jnp
 from jax import Array
+
+from bilevax._problem.drawn import product
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -41,4 +42,4 @@ def dot(rows: Float[Array, "n d"], vector: Float[Array, " d *k"]) -> Float[Array
         )
     if vector.ndim != 1 or jax.default_backend() == "cpu":
         return rows @ vector
-    return jnp.sum(rows * vector, axis=-1)
+    return product(rows, vector)
