@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -69,7 +70,7 @@ mlir.register_lowering(_product, mlir.lower_fun(_summed, multiple_results=False)
 
 @_product.def_abstract_eval
 def _product_shape(rows: Any, vector: Any) -> Any:
-    return jax.core.ShapedArray(rows.shape[:1], jnp.result_type(rows.dtype, vector.dtype))
+    return ShapedArray(rows.shape[:1], jnp.result_type(rows.dtype, vector.dtype))
 
 
 def _product_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Array, Any]:
@@ -80,7 +81,7 @@ def _product_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Array
     if not isinstance(of_rows, ad.Zero):
         parts.append(_summed(of_rows, vector))
     out = product(rows, vector)
-    return out, sum(parts[1:], parts[0]) if parts else ad.Zero.from_primal_value(out)
+    return out, sum(parts[1:], parts[0]) if parts else jnp.zeros_like(out)
 
 
 def _product_transposed(cotangent: Any, rows: Any, vector: Any) -> tuple[None, Any]:
@@ -136,7 +137,7 @@ def _linear(name: str, length: Callable[..., int], plain: Callable[..., Array], 
 
     @made.def_abstract_eval
     def _(stored: Any, index: Any, given: Any, *, width: int) -> Any:
-        return jax.core.ShapedArray((*given.shape[:2], length(index, width)), given.dtype)
+        return ShapedArray((*given.shape[:2], length(index, width)), given.dtype)
 
     def jvp(primals: Sequence[Any], tangents: Sequence[Any], *, width: int) -> tuple[Array, Any]:
         stored, index, given = primals
@@ -145,7 +146,7 @@ def _linear(name: str, length: Callable[..., int], plain: Callable[..., Array], 
             parts.append(made.bind(stored, index, tangents[2], width=width))
         if not isinstance(tangents[0], ad.Zero) and tangents[0].dtype == given.dtype:
             parts.append(plain(tangents[0], index, given, width=width))
-        return out, sum(parts[1:], parts[0]) if parts else ad.Zero.from_primal_value(out)
+        return out, sum(parts[1:], parts[0]) if parts else jnp.zeros_like(out)
 
     def batched(given: Sequence[Any], axes: Sequence[Any], *, width: int) -> tuple[Array, int]:
         stored, index, last = given

@@ -160,7 +160,7 @@ def transposed_kernel(
         block, part = pl.program_id(0), pl.program_id(1)
         lane = jnp.arange(_WORD)
 
-        def entries(number: Array, group: int) -> Array | Callable[[Array], Array]:
+        def entries(number: Array, group: int) -> Callable[[Array], Array]:
             """How a row's columns of a group weigh a coefficient."""
             if drawn.packed:
                 is_set = (stored[number, group] & (jnp.uint32(1) << lane.astype(jnp.uint32))) != 0
