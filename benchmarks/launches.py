@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import csv
 import gzip
 import itertools
 import json
@@ -143,6 +144,12 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "launches.json").write_text(json.dumps(rows, indent=2))
     (options.out / "launches.md").write_text(text)
+    with (options.out / "launches.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["method", "rows", "I", "B", "microseconds"])
+        table.writerows(
+            [row["method"], row["rows"], *SIZES[row["size"]], row["microseconds"]] for row in rows
+        )
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ do without, over the rate of one large product with the same precision, measured
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import time
 from collections.abc import Callable
@@ -237,6 +238,16 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "networks.json").write_text(json.dumps(rows, indent=2))
     (options.out / "networks.md").write_text(text)
+    with (options.out / "networks.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(
+            ["precision", "teraflops of a large product", "what", "gigaflop", "microseconds", "percent"]
+        )
+        for row in rows:
+            if "failed" not in row:
+                share = 100 * row["share"]
+                first = row["precision"], row["peak"], row["what"], row["gigaflop"]
+                table.writerow([*first, row["microseconds"], share])
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ drawn anew in every turn; a loop that does nothing else takes some of them.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import time
 import traceback
@@ -318,6 +319,13 @@ def main() -> None:
     text = "\n".join(lines) + f"\n\nDevice: {jax.devices()[0].device_kind}, JAX {jax.__version__}.\n"
     print(text)
     (options.out / "products.md").write_text(text)
+    names = ["kind", "form", "forward", "transposed", "both"]
+    with (options.out / "products.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(names)
+        for row in rows:
+            if "failed" not in row:
+                table.writerow([*(row[name] for name in names[:2]), *(1e6 * row[name] for name in names[2:])])
 
 
 if __name__ == "__main__":
