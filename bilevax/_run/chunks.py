@@ -212,9 +212,6 @@ def _loop(
         state, info = solver.bare_step(problem, state)
         return state, total + info.objective
 
-    def turn(carry: tuple[State, CompensatedSum]) -> tuple[State, CompensatedSum]:
-        return jax.lax.fori_loop(0, _TURN, lambda _, carry: body(carry), carry)
-
     def renew(carry: tuple[State, CompensatedSum]) -> tuple[State, CompensatedSum]:
         state, total = carry
         return renewed_if_due(solver, problem, state), total
@@ -237,11 +234,16 @@ def _loop(
 
     # On an accelerator the host decides about every turn of a loop whose length is not known: so most steps
     # are taken in turns of a fixed length. The first ones are not: a bad start shows at once.
+    once = jax.jit(body, inline=True)  # traced for single steps and turns at once
+
+    def turn(carry: tuple[State, CompensatedSum]) -> tuple[State, CompensatedSum]:
+        return jax.lax.fori_loop(0, _TURN, lambda _, carry: once(carry), carry)
+
     def fits(step: Array) -> Array:
         return (step % _TURN == 0) & (step > 0) & (step + _TURN <= last)
 
     def leg(carry: tuple[State, CompensatedSum]) -> tuple[State, CompensatedSum]:
-        carry = repeat(body, renew(carry), lambda step: ~fits(step), interrupted=True)
+        carry = repeat(once, renew(carry), lambda step: ~fits(step), interrupted=True)
         return repeat(turn, carry, fits, interrupted=True)
 
     return repeat(leg, (state, total))
