@@ -192,7 +192,8 @@ def chunk_program(
 
 _TURN = 32  # steps that an accelerator takes between two questions to the host whether to continue
 
-_start = HurriedJit(start_program)
+# It runs once: trying kernels out takes longer than it saves.
+_start = HurriedJit(start_program, options={"xla_gpu_autotune_level": 0})
 _advance = HurriedJit(chunk_program, donate="all-except-first")
 
 
