@@ -34,7 +34,8 @@ from jax.flatten_util import ravel_pytree
 from scipy.optimize import minimize as scipy_minimize
 
 import bilevax as bx
-from benchmarks.defaults_cases import CASES, Case, scaled
+from benchmarks.defaults_cases import CASES, scaled
+from benchmarks.solved_case import Case
 
 GRID = np.geomspace(1e-5, 1e2, 15)
 TRACKED = 20  # points of a run at which F is computed

@@ -39,8 +39,8 @@ def sizes(problem, *given, **others):
         (16384, 1, None, (16384, None)),
         (2000, 400, 100, (128, 32)),  # large: a share of both
         (30, 1000, None, (30, 136)),  # few blocks: all of them
-        (4, 10_000, None, (4, 512)),
-        (1, 60_000, None, (1, 512)),
+        (4, 10_000, None, (4, 1024)),
+        (1, 60_000, None, (1, 4096)),
         (1000, 20, None, (128, None)),  # few rows: all of them
         (5000, 200, None, (250, 32)),
         (20_000, 100, None, (512, 32)),

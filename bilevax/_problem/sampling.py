@@ -233,8 +233,9 @@ class Sampling:
         each; left out, one per device. The same number draws the same samples on any number of devices.
 
     If I or B is left out, a step sees all blocks or rows while it reads at most 16,384 rows that way.
-    Otherwise I is m/20, but at least 128 and at most 512, and B is 4096/I, but at least 32 and at most 512;
-    blocks or rows that are fewer are all seen. B is not chosen where `means_over_rows=False`.
+    Otherwise I is m/20, but at least 128 and at most 512, and B is 4096/I, but at least 32 and at most 512
+    (more, if rows are short); blocks or rows that are fewer are all seen. B is not chosen where
+    `means_over_rows=False`.
 
     Example:
       >>> import bilevax as bx

@@ -14,6 +14,9 @@ window before:
 - if x turned back (their cosine is negative), f rose by more than its noise, or y stayed behind, r shrinks;
 - in between, noise decides where x goes: r stays, and the steps shrink as 1/√t, which averages noise out.
 
+Where f is certain to have risen, by more than z says that it should have fallen, nothing is gained by waiting
+for the end of the window: x returns to where the window began, waits there for y and v, and r shrinks.
+
 If y lags behind y(x), f is not F. To first order the difference is ⟨v, ∇_y g⟩, which a step knows, and by
 which f is corrected here. If the difference grows from one window to the next by more than its noise, and by
 more than what f falls by between two visits of a block, y does not follow x: r does not grow, or shrinks.
@@ -49,7 +52,7 @@ from jax import Array
 
 from bilevax._step.linear_algebra import change_if
 from bilevax._util import checks
-from bilevax._util.trees import PyTree
+from bilevax._util.trees import PyTree, zeros_like
 
 _MOMENTUM = 0.1  # b
 _EARLY = 100  # t₀
@@ -70,6 +73,7 @@ _BEHIND, _LOST = 1.25, 2.5  # visits' decrease of f, by which the lag of y may g
 _PART = 0.08  # of a window's decrease of f, which counts as that of a visit where a window has many
 _CAUSED = 30.0  # times the predicted change of f: more was not caused by x
 _RISE = 2.0  # standard errors of f
+_CERTAIN = 6.0  # standard errors of f, by which it is certain to have risen
 _TELLING = 1.1  # times as far as in the window before: whether a rise of f responds to that
 
 
@@ -94,6 +98,8 @@ class Pace(NamedTuple):
       lags_before: those of the window before.
       trend: by how much f had risen at the end of the window before, beside what z predicts, and how far x
         had gone for that.
+      squares_then: n at the start of this window.
+      resume: the step until which x waits, after it has returned to the start of a window.
     """
 
     count: Array
@@ -110,6 +116,11 @@ class Pace(NamedTuple):
     lags: Array
     lags_before: Array
     trend: Array
+    squares_then: PyTree
+    resume: Array
+
+
+_Window = tuple[Array, PyTree, PyTree, Array, PyTree]  # r, x and D before it, the trend, n
 
 
 def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
@@ -140,8 +151,9 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
         zero, none, start = jnp.zeros((), dtype), jnp.zeros(3, dtype), jnp.zeros((), jnp.int32)
         origin = jax.tree.map(_wide, params)
         return Pace(
-            start, zeros, zeros, zero, origin, zeros, none, none, start, none, zero, none, none, none[:2]
-        )
+            start, zeros, zeros, zero, origin, zeros, none, none, start, none, zero, none, none, none[:2],
+            zeros, start,
+        )  # fmt: skip
 
     def update(
         updates: PyTree,
@@ -156,9 +168,10 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
     ) -> tuple[PyTree, Pace]:
         if params is None:
             raise ValueError("automatic_step needs params, the x of the step, got None")
-        dtype, ended = state.scale.dtype, state.count >= state.end
+        dtype, shortest = state.scale.dtype, shortest_window(chance)
+        lost = _is_lost(state, shortest)
+        ended = (state.count >= state.end) | lost
         count = state.count.astype(dtype)
-        shortest = shortest_window(chance)
         recent, longer = jnp.maximum(_MOMENTUM, 1 / (count + 1)), 3 / (count + 3)
         average = jax.tree.map(lambda m, z: m + recent * (_wide(z) - m), state.average, updates)
         squares = jax.tree.map(lambda n, m: n + longer * (jnp.square(m) - n), state.squares, average)
@@ -169,28 +182,35 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
             first = _first_scale(state, _inner(average, direction), params, shortest)
             return jnp.where(kept[0] > 0, kept[0], first).astype(dtype), direction
 
-        def turned(kept: tuple[Array, PyTree, PyTree, Array]) -> tuple[Array, PyTree, PyTree, Array]:
-            scale, origin, covered_before, trend = kept
+        def turned(kept: _Window) -> _Window:
+            scale, origin, covered_before, trend, _ = kept
             here = jax.tree.map(_wide, params)
             covered = jax.tree.map(jnp.subtract, origin, here)
             now = _by_itself(state, covered, covered_before)
             change = _change(state, covered, covered_before, _goes_on(now, trend), chance)
-            return (scale * change).astype(dtype), here, covered, now.astype(dtype)
+            return (scale * change).astype(dtype), here, covered, now.astype(dtype), squares
 
-        kept = state.scale, state.origin, state.covered_before, state.trend
-        scale, origin, covered_before, trend = change_if(ended, turned, kept)
+        def returned(kept: tuple[PyTree, PyTree, Array]) -> tuple[PyTree, PyTree, Array]:
+            return zeros_like(average), state.squares_then, kept[2] * _SHRINK
+
+        kept = state.scale, state.origin, state.covered_before, state.trend, state.squares_then
+        scale, origin, covered_before, trend, then = change_if(ended & ~lost, turned, kept)
+        average, squares, scale = change_if(lost, returned, (average, squares, scale))
+        resume = jnp.where(lost, state.count + shortest, state.resume)
+        waits = state.count < resume
         size_of_f = jnp.maximum(jnp.abs(state.values[1]), jnp.abs(state.values_before[1]))
         settled = ended & (jnp.abs(_rise(state)) <= _SETTLED * size_of_f)
         settled = (settled & (state.count >= _WAIT * shortest)) | (state.count >= _LONGEST_WAIT * shortest)
         waited = (scale == 0) & settled
         scale, covered_before = change_if(waited, begun, (scale, covered_before))
-        size = speed * scale / jnp.sqrt(count + _EARLY)
+        size = jnp.where(waits, 0, speed * scale / jnp.sqrt(count + _EARLY))
         moves = jax.tree.map(
             lambda m, n, z: (-size * _clipped_ratio(m, jnp.sqrt(n))).astype(z.dtype),
             average,
             squares,
             updates,
         )
+        moves = change_if(lost, lambda moves: jax.tree.map(_way_back, moves, params, state.origin), moves)
 
         along = _inner(jax.tree.map(_wide, updates), covered_before)
         fresh = state.slope + (along - state.slope) / jnp.maximum(weight, _LEAST_WEIGHT)
@@ -202,16 +222,17 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
             scale,
             origin,
             covered_before,
-            _with(jnp.where(ended, 0, state.values), jnp.asarray(value - lag, dtype)),
-            jnp.where(ended, state.values, state.values_before),
-            jnp.where(ended, state.count + length, state.end),
-            jnp.where(
-                ended, 0, _with(state.slopes, fresh)
-            ),  # the slope before was along another displacement
+            jnp.where(waits, 0, _with(jnp.where(ended, 0, state.values), jnp.asarray(value - lag, dtype))),
+            jnp.where(ended & ~lost, state.values, state.values_before),
+            jnp.where(ended, jnp.maximum(state.count, resume) + length, state.end),
+            # The slope before was along another displacement.
+            jnp.where(ended | waits, 0, _with(state.slopes, fresh)),
             along,
-            _with(jnp.where(ended, 0, state.lags), jnp.asarray(lag, dtype)),
-            jnp.where(ended, state.lags, state.lags_before),
+            jnp.where(waits, 0, _with(jnp.where(ended, 0, state.lags), jnp.asarray(lag, dtype))),
+            jnp.where(ended & ~lost, state.lags, state.lags_before),
             trend,
+            then,
+            resume,
         )
 
     return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
@@ -251,7 +272,9 @@ def _change(state: Pace, covered: PyTree, covered_before: PyTree, by_itself: Arr
     (many, lag, spread), (many_before, lag_before, spread_before) = state.lags, state.lags_before
     variance = spread / jnp.maximum(many, 1) ** 2 + spread_before / jnp.maximum(many_before, 1) ** 2
     behind = jnp.abs(lag) - jnp.abs(lag_before) - _SURE * jnp.sqrt(variance)
-    decrease = jnp.maximum(mean_before - mean, jnp.where(by_itself, slope, 0))
+    # What z predicts counts as far as the noise of f does not contradict it: f may be too noisy to tell.
+    believed = jnp.where(by_itself, slope, jnp.minimum(slope, mean_before - mean + noise))
+    decrease = jnp.maximum(mean_before - mean, believed)
     by_visit = jnp.maximum(decrease, 0) * jnp.maximum(1 / jnp.maximum(many * chance, 1), _PART)
     # Where y and v settle, f changes far more than z predicts, and less and less.
     worst = jnp.maximum(rise, behind)
@@ -263,6 +286,19 @@ def _change(state: Pace, covered: PyTree, covered_before: PyTree, by_itself: Arr
     ample = jnp.clip(_AMPLE * jnp.abs(mean) / jnp.where(fallen > 0, fallen, jnp.inf), _GROW, _FASTEST)
     grow = jnp.where(state.count < _FIRST_WINDOWS * shortest_window(chance), ample, _GROW)
     return jnp.where(too_fast, _SHRINK, jnp.where(onward, grow, 1.0))
+
+
+def _is_lost(state: Pace, shortest: int) -> Array:
+    """Whether f is certain to have risen since the window before, by more than it should have fallen."""
+    (many, mean, spread), (many_before, mean_before, spread_before) = state.values, state.values_before
+    variance = spread / jnp.maximum(many, 1) ** 2 + spread_before / jnp.maximum(many_before, 1) ** 2
+    rise = mean - mean_before
+    known = (state.scale > 0) & (many >= shortest) & (many_before > 0)
+    return known & (rise > _CERTAIN * jnp.sqrt(variance)) & (rise > jnp.abs(state.slopes[1]))
+
+
+def _way_back(move: Array, here: Array, origin: Array) -> Array:
+    return (origin - _wide(here)).astype(move.dtype)
 
 
 def _by_itself(state: Pace, covered: PyTree, covered_before: PyTree) -> Array:

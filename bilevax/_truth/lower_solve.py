@@ -19,10 +19,11 @@ from jax.scipy.sparse.linalg import cg
 from bilevax._step.linear_algebra import one_by_one
 
 SMALL = 64  # variables, up to which the Hessian is a matrix
-_STEPS = 60  # damped Newton steps
+_STEPS = 200  # damped Newton steps
 _STEPS_WITHIN = 300  # from a far start: where f or g is an exponential, each is a unit of its exponent
 _MOST_DAMPING_WITHIN = 1e30  # of a curvature that is nearly none, as that of an exponential far below zero
 _DAMPING, _CHANGE, _MOST_DAMPING = 1e-3, 10.0, 1e6
+_AS_PREDICTED = 0.5  # of the decrease that the parabola predicts: less, and a shorter step would do better
 _QUASI_NEWTON_STEPS, _QUASI_NEWTON_SHARE = 100, 1e-4
 _NEWTON_STEPS = 3
 _FAR = 1e6  # times the size of a start, or one: beyond that nothing was found
@@ -73,8 +74,13 @@ def _dense(value: Value, start: Array) -> Solved:
         # Near the minimum the value has no digits left to fall; the gradient still has.
         falls = (then < now) | (jnp.vdot(slope(after), inverse(slope(after))) < jnp.vdot(gradient, move))
         good = jnp.isfinite(then) & (then <= now + rounding * jnp.abs(now)) & falls
-        enough = good & (jnp.vdot(gradient, move) <= rounding**2 * jnp.abs(now))
-        damping = jnp.where(good, damping / _CHANGE, damping * _CHANGE)
+        predicted = jnp.vdot(gradient, move) / 2
+        enough = good & (2 * predicted <= rounding**2 * jnp.abs(now))
+        # Where the curvature changes on the way (a robust loss far from its corner), a step that lowers the
+        # value a little does not mean that a longer one would.
+        as_predicted = now - then >= _AS_PREDICTED * predicted - rounding * jnp.abs(now)
+        damping = jnp.where(good & as_predicted, damping / _CHANGE, damping)
+        damping = jnp.where(good, damping, damping * _CHANGE)
         going = ~enough & (damping < _MOST_DAMPING)
         return jnp.where(good, after, at), jnp.maximum(damping, rounding), count + 1, going
 
