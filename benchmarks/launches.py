@@ -23,6 +23,7 @@ import numpy as np
 
 import bilevax as bx
 from benchmarks import hyperopt
+from bilevax._problem import row_kernels
 
 BLOCKS = 100
 SIZES = {"small": (10, 32), "large": (100, 1024)}  # I and B
@@ -134,9 +135,12 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.1, help="minimum time of a turn")
+    parser.add_argument("--plain", action="store_true", help="products as sums, whatever their size")
     parser.add_argument("--trace", action="store_true", help="list the kernels of a step")
     parser.add_argument("--out", type=Path, default=Path("results"))
     options = parser.parse_args()
+    if options.plain:
+        row_kernels.MANY = 2**62
     kinds = options.methods, options.sizes, options.rows
     rows = measure(*kinds, options.turns, options.seconds, options.trace)
     text = markdown(rows) + f"\n\nDevice: {jax.devices()[0].device_kind}; best of {options.turns} turns.\n"
