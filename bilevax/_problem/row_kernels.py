@@ -170,12 +170,17 @@ def transposed_kernel(
             first = (part * turns + turn) * tiling.together
             numbers = [index[block, first + row] for row in range(tiling.together)]
             weighs = [[entries(number, group) for group in range(groups)] for number in numbers]
-            for row in range(tiling.together):
-                given = [coefficients[j, block, first + row] for j in range(k)]
-                sums = tuple(
-                    tuple(one + weighs[row][group](given[j]) for j, one in enumerate(own))
-                    for group, own in enumerate(sums)
-                )
+            given = [
+                [coefficients[j, block, first + row] for j in range(k)] for row in range(tiling.together)
+            ]
+
+            def added(group: int, j: int) -> Array:
+                """The sum over these rows, by themselves first: it rounds less than a long chain of sums."""
+                return _pairwise([weighs[row][group](given[row][j]) for row in range(tiling.together)])
+
+            sums = tuple(
+                tuple(one + added(group, j) for j, one in enumerate(own)) for group, own in enumerate(sums)
+            )
             return sums
 
         zeros = tuple(tuple(jnp.zeros(_WORD, jnp.float32) for _ in range(k)) for _ in range(groups))
@@ -186,6 +191,13 @@ def transposed_kernel(
     shape = (tiling.parts, k, blocks, groups * _WORD)
     sums = _call(kernel, (blocks, tiling.parts), shape, 1, interpret)(drawn.stored, drawn.index, coefficients)
     return jnp.sum(sums, axis=0)[..., : drawn.width]
+
+
+def _pairwise(terms: list[Array]) -> Array:
+    while len(terms) > 1:
+        pairs = [a + b for a, b in zip(terms[::2], terms[1::2], strict=False)]
+        terms = pairs + terms[2 * len(pairs) :]
+    return terms[0]
 
 
 def _call(kernel: Any, grid: tuple[int, int], shape: tuple[int, ...], warps: int, interpret: bool) -> Any:
