@@ -52,7 +52,7 @@ def best(compiled: hyperopt.CompiledSteps, turns: int, seconds: float) -> float:
     return min(timed(compiled, steps) for _ in range(turns)) / steps
 
 
-def kernels(compiled: hyperopt.CompiledSteps) -> list[dict[str, Any]]:
+def kernels(compiled: Any) -> list[dict[str, Any]]:
     """The kernels of a step, by decreasing time: name, launches, µs."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):

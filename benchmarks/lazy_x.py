@@ -21,10 +21,11 @@ import numpy as np
 
 import bilevax as bx
 from benchmarks import hyperopt
-from benchmarks.step import BATCH, BLOCKS, BLOCKS_PER_STEP, CompiledKernel
 from bilevax._run.chunks import compiled_chunk, compiled_start, numbers_as_arrays
+from bilevax.experiments.report import Report
 
 SIZES = (10**4, 10**6, 10**7, 10**8)
+BLOCKS, BLOCKS_PER_STEP, BATCH = 100, 10, 32
 FEATURES = 4096
 STEPS = 2000
 
@@ -99,13 +100,27 @@ def best_of(
     return {name: float(value) for name, value in best.items()}
 
 
+def on_w8a() -> dict[str, Any]:
+    """Steps on w8a with x as a table and not, and the kernel, which needs numba."""
+    from benchmarks.step import CompiledKernel
+
+    split, solver = hyperopt.load("w8a"), bx.BSVRBv2(upper_step=0.1)
+    sizes = (BLOCKS, BLOCKS_PER_STEP, BATCH)
+    return {
+        "kernel": CompiledKernel(split),
+        "dense": hyperopt.CompiledSteps(solver, split, *sizes),
+        "table": hyperopt.CompiledSteps(solver, split, *sizes, table=True),
+    }
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--most", type=float, default=1e8, help="the largest table")
     parser.add_argument("--width", type=int, default=16, help="d_y: the entries of y, and of a row")
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.2, help="of a turn of one program")
     parser.add_argument("--processor", action="store_true", help="count seconds of the processor")
+    parser.add_argument("--growth", action="store_true", help="leave w8a out")
     parser.add_argument("--out", type=Path, default=Path("results"))
     options = parser.parse_args()
     clock = time.process_time if options.processor else time.perf_counter
@@ -114,19 +129,9 @@ def main() -> None:
     programs |= {f"dense {rows:.0e}": Steps(rows, False, options.width) for rows in sizes if rows <= 10**7}
     growth = best_of(programs, options.turns, options.seconds, clock)
     del programs
-    split = hyperopt.load("w8a")
-    solver = bx.BSVRBv2(upper_step=0.1)
-    sizes_of_step = (BLOCKS, BLOCKS_PER_STEP, BATCH)
-    w8a = best_of(
-        {
-            "kernel": CompiledKernel(split),
-            "dense": hyperopt.CompiledSteps(solver, split, *sizes_of_step),
-            "table": hyperopt.CompiledSteps(solver, split, *sizes_of_step, table=True),
-        },
-        options.turns,
-        options.seconds,
-        clock,
-    )
+    w8a = {} if options.growth else best_of(on_w8a(), options.turns, options.seconds, clock)
+    report = Report(options.out, {name: one for name, one in vars(options).items() if name != "out"})
+    report.csv("growth", growth_rows(sizes, growth))
     text = f"d_y = {options.width}, m = {BLOCKS}, I = {BLOCKS_PER_STEP}, B = {BATCH}:\n\n"
     text += markdown(sizes, growth, w8a)
     counted = "the processor" if options.processor else "the clock"
@@ -139,6 +144,15 @@ def main() -> None:
     }
     (options.out / "lazy_x.json").write_text(json.dumps(found, indent=2))
     (options.out / "lazy_x.md").write_text(text)
+    report.finish()
+
+
+def growth_rows(sizes: list[int], growth: dict[str, float]) -> list[dict[str, Any]]:
+    """µs per step by d_x."""
+    return [
+        {"d_x": rows, "table": growth[f"table {rows:.0e}"], "dense": growth.get(f"dense {rows:.0e}", "")}
+        for rows in sizes
+    ]
 
 
 def markdown(sizes: list[int], growth: dict[str, float], w8a: dict[str, float]) -> str:
@@ -154,7 +168,8 @@ def markdown(sizes: list[int], growth: dict[str, float], w8a: dict[str, float]) 
         "",
         f"- d_x from {sizes[0]:,} to {sizes[-1]:,}: {ratio:.2f} times the time (target: at most 1.3)",
     ]
-    lines += ["", "| w8a | µs per step | ratio to kernel |", "| --- | --- | --- |"]
+    if w8a:
+        lines += ["", "| w8a | µs per step | ratio to kernel |", "| --- | --- | --- |"]
     lines += [f"| {name} | {value:.1f} | {value / w8a['kernel']:.2f} |" for name, value in w8a.items()]
     return "\n".join(lines)
 

@@ -44,7 +44,7 @@ PARTS = {
     "speedup": Part(("benchmarks.speedup", "--seeds", "4"), 6),
     "memory": Part(("benchmarks.memory",), 5),
     "runner": Part(("benchmarks.runner", "overhead", "--turns", "3"), 4),
-    "peers": Part(("benchmarks.peers",), 10),
+    "peers": Part(("benchmarks.peers", "--seconds", "12"), 10),
     "single_block": Part(
         (
             *("benchmarks.single_block", "a8a", "w8a", "mnist"),

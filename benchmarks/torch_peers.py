@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import hyperopt
-from benchmarks.track import Track, follow
+from benchmarks.track import Clock, Track, follow
 
 try:
     import torch  # pyright: ignore[reportMissingImports]
@@ -183,7 +183,14 @@ def use_best_threads(start: Callable[[], Any], step: Callable[[Any, int], Any], 
     return best
 
 
-def run(split: hyperopt.SparseSplit, count: int, name: str, rates: tuple[float, ...], budget: float) -> Track:
+def run(
+    split: hyperopt.SparseSplit,
+    count: int,
+    name: str,
+    rates: tuple[float, ...],
+    budget: float,
+    clock: Clock = time.perf_counter,
+) -> Track:
     """Runs a peer with a rate for Adam and, if it is unrolled, one for SGD."""
     data, peer = tensors(split, count), PEERS[name]
     rate, *rest = rates
@@ -205,4 +212,4 @@ def run(split: hyperopt.SparseSplit, count: int, name: str, rates: tuple[float, 
 
     threads = use_best_threads(start, step)
     named = ", ".join(f"{what} {value:g}" for what, value in zip(("Adam", "SGD"), rates, strict=False))
-    return follow(name, f"{named}; threads: {threads}", start, step, range(100_000), budget)
+    return follow(name, f"{named}; threads: {threads}", start, step, range(100_000), budget, clock)

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+Clock = Callable[[], float]
+
 
 @dataclasses.dataclass
 class Track:
@@ -16,7 +18,7 @@ class Track:
 
     Attributes:
       method, settings: the names of the method and of its hyper-parameters.
-      seconds, xs: times, without compilation, and x at them.
+      seconds, xs: times, with the start but without compilation, and x at them.
       compile_seconds: time to compile.
       losses: F at each x, filled in afterwards.
     """
@@ -41,6 +43,7 @@ def follow(
     step: Callable[[Any, Any], Any],
     draws: Any,
     budget: float,
+    clock: Clock = time.perf_counter,
 ) -> Track:
     """Takes steps for some time, and records x at times that grow by a factor.
 
@@ -50,15 +53,18 @@ def follow(
       step: takes a state and a draw; returns the next state when it is computed.
       draws: a sequence of seeds, or an array of keys: the randomness of each step.
       budget: seconds of steps, without compilation.
+      clock: what counts them.
     """
-    began = time.perf_counter()
+    began = clock()
     step(start(), draws[0])  # compiles; its result is not used
-    track = Track(method, settings, [], [], time.perf_counter() - began)
-    state, spent, pause = start(), 0.0, 0.0
+    track = Track(method, settings, [], [], clock() - began)
+    began = clock()
+    state, pause = start(), 0.0
+    spent = clock() - began
     for draw in draws:
-        began = time.perf_counter()
+        began = clock()
         state = step(state, draw)
-        spent += time.perf_counter() - began
+        spent += clock() - began
         if spent >= pause:
             track.seconds.append(spent)
             track.xs.append(np.array(state[0]))

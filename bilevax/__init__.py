@@ -30,6 +30,7 @@ from bilevax._run.tune import Trial, Tuned, tune
 from bilevax._run.verification import AccuracyWarning, Verification, verify
 from bilevax._step.averaging import averaged
 from bilevax._step.bounded import bounded
+from bilevax._step.lazy_adam import lazy_adam
 from bilevax._step.oracles import Oracles
 from bilevax._step.pace import automatic_step
 from bilevax._step.state import Info, State
@@ -132,6 +133,7 @@ __all__ = [
     "dot",
     "grid",
     "hypergradient",
+    "lazy_adam",
     "make_progress",
     "maximum",
     "mean",

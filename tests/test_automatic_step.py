@@ -160,6 +160,42 @@ def test_the_speed_falls_when_y_stays_behind():
     assert last_scale(np.maximum(0, np.linspace(-1, 1, steps))) < 0.1 * follows
 
 
+def test_x_returns_to_where_it_was_when_f_has_certainly_risen():
+    step = bx.automatic_step()
+    x = jnp.zeros(2)
+    state, path, scales = step.init(x), [], []
+    update = jax.jit(lambda state, x, value: step.update(jnp.ones(2), state, x, value=value))
+    edge, limit = 400, 0.0  # from here on, f rises with every step
+    for count in range(500):
+        way = -float(jnp.sum(x))
+        value = 10 - way if count < edge else 10 - limit + 3 * (way - limit)
+        moves, state = update(state, x, jnp.asarray(value))
+        limit = way if count < edge else limit
+        x = optax.apply_updates(x, moves)
+        path.append(-float(jnp.sum(x)))
+        scales.append(float(state.scale))
+    steps = np.diff(path)
+    (jump,) = np.flatnonzero(steps < 0)
+    assert edge < jump < edge + 60
+    assert abs(path[jump + 1] - limit) < 0.2 * limit  # about where f began to rise
+    assert scales[jump + 1] == 0.5 * scales[jump]
+    assert (steps[jump + 1 : jump + 25] == 0).all()  # y and v settle
+    assert (steps[jump + 26 :] > 0).all()
+
+
+def test_a_lag_that_grows_with_the_speed_does_not_stop_x_where_f_is_noisy():
+    random = np.random.default_rng(0)
+    step = bx.automatic_step()
+    x = jnp.zeros(2)
+    state = step.init(x)
+    update = jax.jit(lambda state, x, f, lag: step.update(jnp.ones(2), state, x, value=f, lag=lag))
+    for _ in range(600):
+        way = -float(jnp.sum(x))
+        moves, state = update(state, x, 10 - way + random.normal(), 1e-3 * float(state.scale))
+        x = optax.apply_updates(x, moves)
+    assert way > 1  # of f = 10, whose noise is 1
+
+
 def test_entries_without_a_gradient_stay():
     step = bx.automatic_step()
     x = {"seen": jnp.zeros(2), "unseen": jnp.ones(3)}

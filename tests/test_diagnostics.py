@@ -10,6 +10,7 @@ from calls import grouped
 from reference import algorithms, problems
 
 import bilevax as bx
+from benchmarks.newcomer_cases import huber_sensors
 from bilevax._truth import exact
 
 ARGMIN = [problems.QuadraticBlocks, problems.LogisticHyper]
@@ -451,3 +452,9 @@ def test_residuals_print_as_an_aligned_table_of_numbers():
 def test_residuals_want_a_state():
     with pytest.raises(TypeError, match="state must be the state of a run"):
         bx.residuals(centred(), jnp.ones(2))
+
+
+def test_a_robust_loss_with_heavy_tails_is_solved_from_zero():
+    case = huber_sensors()
+    found = bx.solve_lower(case.problem, case.x0, case.y0)  # raises if a block is not solved
+    assert jnp.isfinite(found).all()

@@ -102,10 +102,10 @@ def test_every_method_learns_something_about_new_tasks():
         method = kind(SINES, tasks, 10)
         setting = kind.settings("sines")[4]
         state = method.begin(setting, 0)
-        before, _ = meta.judged(SINES, method.adapter(state, setting), new)
+        before, _ = meta.judged(SINES, method.adapters(state, setting)[0], new)
         for chunk in range(20):
             state = method.advance(state, setting, chunk)
-        after, _ = meta.judged(SINES, method.adapter(state, setting), new)
+        after, _ = meta.judged(SINES, method.adapters(state, setting)[0], new)
         assert after.min() < before.min(), name
 
 
@@ -117,12 +117,14 @@ def test_every_method_is_tried_with_nine_settings():
 
 
 def test_the_command_writes_its_table_and_names_what_it_does_not_know(monkeypatch, tmp_path):
-    small = meta.MetaOptions(("sines",), ("ANIL", "bilevax"), 8, 4, 2, 0.0, 0.0, 2)
+    small = meta.MetaOptions(("sines",), ("ANIL", "bilevax, heads"), 8, 4, 2, 0.0, 0.0, 2)
     monkeypatch.setattr(meta.MetaOptions, "quick", lambda self: small)
     monkeypatch.setattr(meta, "FAMILIES", {"sines": lambda: SINES})
     result = CliRunner().invoke(app, ["reproduce", "meta", "--quick", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     with (tmp_path / "meta" / "meta_sines.csv").open(encoding="utf-8") as file:
-        assert [row["method"] for row in csv.DictReader(file)] == ["ANIL", "bilevax"]
+        assert [row["method"] for row in csv.DictReader(file)] == ["ANIL", "bilevax, heads"]
+    again = meta.run(small, tmp_path / "meta", resume=True)  # from what was kept
+    assert [row["method"] for row in again["sines"]] == ["ANIL", "bilevax, heads"]
     with pytest.raises(ValueError, match=r"got \['cosines'\]"):
         meta.run(meta.MetaOptions(families=("cosines",)), tmp_path)

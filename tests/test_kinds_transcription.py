@@ -183,7 +183,10 @@ def test_variables_that_minimise_and_maximise_f(method):
     check_own_variables(method, blocks, first, a, states)
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if method not in ("MSVR", "SONG")])
+BOUNDED = [method for method in METHODS if method not in ("MSVR", "SONG")]
+
+
+@pytest.mark.parametrize("method", BOUNDED)
 def test_lower_solutions_within_bounds(method):
     """v is zero where a bound holds a, in every method."""
     blocks = kinds.Kinds(saddle=False, box=kinds.BOX)
@@ -194,3 +197,16 @@ def test_lower_solutions_within_bounds(method):
     assert 0.2 < free.mean() < 0.8
     if method not in ("BlockSAGA", "F3SA"):  # with more noise, some entries leave their bound again
         assert (np.diff(free, axis=0) > 0).any()
+
+
+IN_SETS = ("F2SA", "F3SA")
+
+
+@pytest.mark.parametrize("method", IN_SETS)
+def test_lower_solutions_within_a_set(method):
+    """A set is a function that projects: here that of the bounds, which the reference knows."""
+    blocks = kinds.Kinds(saddle=False, box=kinds.BOX)
+    y0 = {"a": np.zeros((5, 4)), "p": np.full((5, 2), 0.1), "q": np.full((5, 3), -0.1)}
+    problem = as_library(blocks, project=lambda y: jnp.clip(y, *kinds.BOX))
+    _, states = follow(method, blocks, problem, y0)
+    assert 0.2 < blocks.free(states["a"]).mean() < 0.8

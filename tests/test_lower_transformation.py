@@ -17,7 +17,7 @@ import bilevax as bx
 from bilevax._step.slots import Moving
 from bilevax.solvers.toolkit import Memory, Recipe, TrackedSolve, Tracker
 
-VISITED = {"KSONG", "MMBO", "SOBA", "MASOBA", "F2SA", "SONG", "MSVR"}
+VISITED = {"KSONG", "MMBO", "SOBA", "MASOBA", "F2SA", "SONG", "MSVR", "BlockSAGA"}
 LAZY = [bx.BSVRBv1, bx.BSVRBv2, bx.BlockPAGE, bx.F3SA, bx.RSVRB]
 ADAM = {"b1": 0.9, "b2": 0.99, "eps": 1e-3}
 STEPS = {"a": 0.05, "p": 0.03, "q": 0.02}

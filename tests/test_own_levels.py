@@ -211,3 +211,15 @@ def test_methods_refuse_what_they_cannot_serve_by_name():
     mean = bx.Problem(lambda x, y, b, r: jnp.sum(y), bx.mean(lambda x, b, r: x), 3)
     with pytest.raises(ValueError, match="F2SA takes argmin, minimum and maximum lower"):
         bx.F2SA().init(mean, jnp.ones(2), key=jax.random.key(0))
+
+
+def test_a_known_start_within_bounds_is_checked_inside_a_program():
+    problem = bx.Problem(lambda x, y, block, batch: jnp.sum((y - x) ** 2), bx.minimum(project=(0.0, 1.0)), 3)
+    solver, x0 = bx.MMBO(0.1, lower_step=0.1), jnp.ones(2)
+
+    def shapes(y0):
+        return jax.eval_shape(lambda: solver.init(problem, x0, y0, key=jax.random.key(0)).x)
+
+    assert shapes(jnp.ones((3, 2))).shape == (2,)
+    with pytest.raises(ValueError, match=r"y0 must start in the set that project= gives, .* slot 0"):
+        shapes(jnp.full((3, 2), 2.0))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference import algorithms, problems
+from reference import algorithms, finite_sums, problems
 from test_transcription import read
 
 import bilevax as bx
@@ -24,6 +24,7 @@ METHODS = {
     "MMBO": (bx.MMBO, algorithms.mmbo),
 }
 STAGES = {"first": 8, "stages": 3}
+WITHOUT_KEYS = {"BlockPAGE": (bx.BlockPAGE, finite_sums.block_page)}
 # Of these, both at once.
 OTHERS = {
     "KSONG": (bx.KSONG, algorithms.ksong),
@@ -31,24 +32,28 @@ OTHERS = {
     "F3SA": (bx.F3SA, algorithms.f3sa),
     "BlockNewton": (bx.BlockNewton, algorithms.block_newton),
     "RSVRB": (bx.RSVRB, algorithms.rsvrb),
+    "SOBA": (bx.SOBA, algorithms.soba),
+    "MASOBA": (bx.MASOBA, algorithms.ma_soba),
+    "MSVR": (bx.MSVR, algorithms.msvr_v2),
+    "SONG": (bx.SONG, algorithms.song),
     "RE-BSVRBv2": (bx.BSVRBv2, algorithms.bsvrb_v2),
 }
+
+
+def noise_of(key, size):
+    """Numbers that the words of the key determine: a threefry takes long to compile."""
+    one, other = jax.random.key_data(key).astype(float) / 2**32
+    return jnp.sin((1 + jnp.arange(size)) * (1 + 9 * one) + 5 * other)
 
 
 class Noisy(problems.QuadraticBlocks):
     """f and g with a slope that a key draws: by x in f, and by y in g."""
 
-    @staticmethod
-    def noise(key, size):
-        """Numbers that the words of the key determine: a threefry takes long to compile."""
-        one, other = jax.random.key_data(key).astype(float) / 2**32
-        return jnp.sin((1 + jnp.arange(size)) * (1 + 9 * one) + 5 * other)
-
     def upper(self, x, y, block, batch, key):
-        return super().upper(x, y, block, batch) + self.noise(key, self.dx) @ x
+        return super().upper(x, y, block, batch) + noise_of(key, self.dx) @ x
 
     def lower(self, x, y, block, batch, key):
-        return super().lower(x, y, block, batch) + self.noise(key, self.dy) @ y
+        return super().lower(x, y, block, batch) + noise_of(key, self.dy) @ y
 
     def f_x(self, i, x, y, rows):
         return super().f_x(i, x, y, rows.places) + rows.noise
@@ -66,17 +71,42 @@ class Noisy(problems.QuadraticBlocks):
         return super().g_xy(i, x, y, rows.places)
 
 
+class NoisyMean(problems.MeanBlocks):
+    """f and c with a slope by x that a key draws."""
+
+    def upper(self, x, y, block, batch, key):
+        return super().upper(x, y, block, batch) + noise_of(key, self.dx) @ x
+
+    def inner(self, x, block, batch, key):
+        return super().inner(x, block, batch) + noise_of(key, self.dy) * jnp.sum(x)
+
+    def f_x(self, i, x, y, rows):
+        return super().f_x(i, x, y, rows.places) + rows.noise
+
+    def f_y(self, i, x, y, rows):
+        return super().f_y(i, x, y, rows.places)
+
+    def c(self, i, x, rows):
+        return super().c(i, x, rows.places) + rows.noise * np.sum(x)
+
+    def c_x(self, i, x, rows):
+        return super().c_x(i, x, rows.places) + rows.noise
+
+
 def as_library(blocks, common=False):
     def source(rows):
         return bx.Shared(rows | {"place": np.arange(len(next(iter(rows.values()))))}, common=common)
 
     data = source(blocks.upper_rows), source(blocks.lower_rows)
-    return bx.Problem(blocks.upper, blocks.lower, blocks.blocks, *data, random=isinstance(blocks, Noisy))
+    level = bx.mean(blocks.inner) if isinstance(blocks, NoisyMean) else blocks.lower
+    random = isinstance(blocks, Noisy | NoisyMean)
+    return bx.Problem(blocks.upper, level, blocks.blocks, *data, random=random)
 
 
 def make_solver(method):
-    solver = (METHODS | OTHERS)[method][0]
+    solver = (METHODS | OTHERS | WITHOUT_KEYS)[method][0]
     values = {NAMES.get(name, name): value for name, value in SETTINGS.items()} | {"floor": FLOOR}
+    values["refresh_chance"] = 0.2
     has = {field.name for field in dataclasses.fields(solver)}
     made = solver(**{name: value for name, value in values.items() if name in has})
     return bx.Restart(made, **STAGES) if method.startswith("RE-") else made
@@ -91,12 +121,14 @@ def run(solver, problem, x0, y0):
         sample = state.sampler.draw(problem, state.step)
         seen = {"blocks": sample.blocks, "upper": sample.upper.rows["place"]}
         seen["lower"] = sample.lower["lower"].rows["place"]
+        if isinstance(solver, bx.BlockPAGE):
+            seen["refresh"] = solver.refreshes(problem, state.sampler, state.step)
         seen["second"] = state.sampler.blocks_at(state.step, SECOND_BLOCKS)
         if problem.random:
             for place, (name, batch) in enumerate((("upper", sample.upper), *sample.lower.items())):
                 keys = jax.vmap(lambda one, place=place: one.at(place).key())(batch.random)
                 size = (x0, y0)[place].shape[-1]
-                seen[f"{name} noise"] = jax.vmap(lambda k, size=size: Noisy.noise(k, size))(keys)
+                seen[f"{name} noise"] = jax.vmap(lambda k, size=size: noise_of(k, size))(keys)
         state, _ = solver.step(problem, state)
         return state, (read(state), seen)
 
@@ -112,7 +144,9 @@ def follow(method, blocks, problem, sample_of):
     given = algorithms.constant(**SETTINGS)
     if method.startswith("RE-"):
         given = algorithms.restarted(SimpleNamespace(**SETTINGS), **STAGES)
-    expected = (METHODS | OTHERS)[method][1](blocks, samples, SimpleNamespace(**first), given, **options)
+    expected = (METHODS | OTHERS | WITHOUT_KEYS)[method][1](
+        blocks, samples, SimpleNamespace(**first), given, **options
+    )
     for name, value in vars(expected).items():
         assert np.abs(value).max() < 100, f"{name} diverges"
         np.testing.assert_allclose(end[name], value, atol=TOLERANCE, err_msg=name)
@@ -140,20 +174,20 @@ def test_keys_are_the_same_at_both_points_of_a_step_and_new_in_the_next(method):
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("method", OTHERS)
 def test_other_methods_follow_their_transcription_with_keys_on_common_rows(method):
-    blocks = Noisy()
+    blocks = NoisyMean() if method in ("MSVR", "SONG") else Noisy()
     seen = follow(method, blocks, as_library(blocks, common=True), noisy_sample)
     assert seen["upper"].shape == (STEPS, 3)
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, *WITHOUT_KEYS])
 def test_methods_follow_their_transcription_on_common_rows(method):
     blocks = problems.QuadraticBlocks()
 
     def sample(seen):
-        count = len(seen["blocks"])
+        count, more = len(seen["blocks"]), {"refresh": seen["refresh"]} if "refresh" in seen else {}
         return SimpleNamespace(
-            blocks=seen["blocks"], upper=[seen["upper"]] * count, lower=[seen["lower"]] * count
+            blocks=seen["blocks"], upper=[seen["upper"]] * count, lower=[seen["lower"]] * count, **more
         )
 
     seen = follow(method, blocks, as_library(blocks, common=True), sample)

@@ -140,6 +140,34 @@ def test_what_is_measured_and_kept_is_an_average(parts, method):
         one([1.0, 2.0])
 
 
+def test_users_vectors_that_move_lazily_go_about_where_adam_moves_them(parts):
+    """4 of 40 users in a step: a vector rests for 10 steps, and goes on all the same."""
+    ratings, dev, _ = parts
+    held, model, ends = hold_out(dev, [ratings]), MF(40, 150, 4), []
+    x0 = model.start(jax.random.key(3))
+    for lazy in (True, False):
+        settings = TrainingSettings(**SMALL | {"users_per_step": 4}, averaging=2.0, lazy=lazy)
+        plan = {"epochs": 4, "every": 2, "x0": x0, "dev": held, "progress": None}
+        ends.append(train(ratings, model, "song", settings, key=jax.random.key(2), **plan).x)
+    for name in x0:
+        lazy, dense = (np.asarray(end[name] - x0[name]) for end in ends)
+        assert np.linalg.norm(lazy - dense) < 0.1 * np.linalg.norm(dense), name
+    settings = TrainingSettings(**SMALL, averaging=2.0, lazy=True)
+    keys = jax.random.split(jax.random.key(2), 2)
+    found = train_many(ratings, model, "softmax", settings, keys=keys, epochs=2, every=1, dev=held)
+    value = summarize(evaluate(model, jax.tree.map(lambda a: a[1], found.x), held, (10,)))["ndcg@10"]
+    assert found.dev[1].max() == pytest.approx(value, abs=1e-6)
+
+
+def test_lazy_users_need_a_model_that_names_their_tables(parts):
+    class Nameless:
+        def score(self, x, user, items):
+            return x[items]
+
+    with pytest.raises(ValueError, match="lazy=True needs a model with user_tables, got Nameless"):
+        make_method("song", parts[0], Nameless(), TrainingSettings(lazy=True), 1)
+
+
 def test_default_settings_are_those_of_the_search():
     assert method_settings("k-song", {"alpha": 0.5}) == tuned("ml-1m", "k-song") | {"alpha": 0.5}
     # The settings belong to a surrogate and a discount: with others they mean something else.
@@ -486,6 +514,8 @@ def test_a_configuration_may_be_a_file(tmp_path):
         ),
         ({"settings": {"gate": lambda step: 1.0}}, TypeError, "gate must be a number, got function"),
         ({"settings": {"weight_decay": -1.0}}, ValueError, "weight_decay must lie in"),
+        ({"settings": {"lazy": 1}}, TypeError, "lazy must be True or False"),
+        ({"settings": {"lazy": True, "l2": 0.1}}, ValueError, "lazy=True does not go with l2"),
         ({"method": "lambdarank", "settings": {"temperature": -1.0}}, ValueError, "temperature must lie in"),
         ({"method": "softmax", "settings": {"cutoff": -3}}, ValueError, "cutoff must be at least 1, got -3"),
         ({"settings": {"users_per_step": 0}}, ValueError, "users_per_step must be at least 1, got 0"),

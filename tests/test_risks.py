@@ -39,29 +39,35 @@ METHODS = {
     "F3SA": (bx.F3SA, {"corrected": True, "curvature": "w"}),
     "BlockPAGE": (bx.BlockPAGE, {"corrected": True, "curvature": "v"}),
     "BlockNewton": (bx.BlockNewton, {"corrected": False, "curvature": "N"}),
+    "SOBA": (bx.SOBA, {"corrected": False, "curvature": "v"}),
+    "MASOBA": (bx.MASOBA, {"corrected": False, "curvature": "v"}),
+    "MSVR": (bx.MSVR, {"corrected": True, "curvature": None}),
+    "SONG": (bx.SONG, {"corrected": False, "curvature": None}),
+    "BlockSAGA": (bx.BlockSAGA, {"size": 3}),
 }
-FIXED = {"F2SA": {"alpha": 1.0, "alpha_bar": 1.0, "beta": 1.0}, "BlockPAGE": NEVER}
+PLAIN = {"alpha": 1.0, "alpha_bar": 1.0, "beta": 1.0}
+FIXED = {"F2SA": PLAIN, "SOBA": PLAIN, "MASOBA": PLAIN | {"beta": 0.25}, "BlockPAGE": NEVER}
 # A risk asks nothing of the method: one method has all of them, and every method one.
 FOLLOWED = [("BSVRBv2", name) for name in PAIRS] + [("MMBO", "soft group"), ("BSVRBv1", "tail of two")]
 FOLLOWED += [(method, "tail with a part") for method in METHODS if method != "BSVRBv2"]
-OTHERS = (bx.BlockSAGA, bx.MASOBA, bx.SOBA)
 
 pytestmark = pytest.mark.usefixtures("x64")
 
 
 @functools.cache
-def blocks():
-    return problems.QuadraticBlocks(ragged=True)
+def blocks(method):
+    family = problems.MeanBlocks if method in ("MSVR", "SONG") else problems.QuadraticBlocks
+    return family(ragged=True)
 
 
 def source(rows, offsets):
     return bx.PerBlock(rows | {"place": np.arange(offsets[-1])}, offsets)
 
 
-def as_library(risk):
-    ours = blocks()
+def as_library(ours, risk):
     upper, lower = source(ours.upper_rows, ours.upper_offsets), source(ours.lower_rows, ours.lower_offsets)
-    return bx.Problem(ours.upper, ours.lower, ours.blocks, upper, lower, risk=risk)
+    level = bx.mean(ours.inner) if isinstance(ours, problems.MeanBlocks) else ours.lower
+    return bx.Problem(ours.upper, level, ours.blocks, upper, lower, risk=risk)
 
 
 def make_solver(method):
@@ -74,7 +80,9 @@ def make_solver(method):
 def read(state):
     """The state by the reference's names, all blocks caught up."""
     memory, clocks = state.levels["lower"], state.clocks["lower"]
-    out = {"x": state.x, "z": state.z, "y": state.y, "s": memory.y.slope, "h": state.blocks.values}
+    out = {"x": state.x, "z": state.z, "y": state.y, "h": state.blocks.values}
+    if hasattr(memory.y, "slope"):
+        out["s"] = memory.y.slope
     if memory.v is not None:
         out |= {"u": memory.v.slope, "v": memory.v.at(clocks.v.now)}
     return out if memory.hessian is None else out | {"H": memory.hessian}
@@ -84,10 +92,14 @@ def read(state):
 def run(solver, problem, x0, y0, plan):
     state = solver.init(problem, x0, y0, key=jax.random.key(0), sampling=plan)
 
+    def places(batch):
+        rows = batch.rows["place"]
+        return rows if batch.weight is None else jnp.where(batch.weight > 0, rows, -1)
+
     def step(state, _):
         sample = solver.draw(problem, state)
-        places = [sample.upper.rows["place"], sample.lower["lower"].rows["place"]]
-        seen = dict(zip(("upper", "lower"), places, strict=True)) | {"blocks": sample.blocks}
+        seen = {"upper": places(sample.upper), "lower": places(sample.lower["lower"])}
+        seen |= {"blocks": sample.blocks}
         if isinstance(solver, bx.BlockPAGE):
             seen["refresh"] = solver.refreshes(problem, state.sampler, state.step)
         state, info = solver.step(problem, state)
@@ -100,22 +112,26 @@ def run(solver, problem, x0, y0, plan):
 @pytest.mark.parametrize(("method", "name"), FOLLOWED)
 def test_methods_follow_their_transcription_under_a_risk(method, name):
     make, risk = PAIRS[name]
-    ours, given = blocks(), METHODS[method][1]
+    ours, given = blocks(method), METHODS[method][1]
     x0, y0 = np.random.default_rng(1).normal(size=ours.dx), np.zeros((ours.m, ours.dy))
     # With α left out, it falls with the number of visits.
     alpha = None if name == "soft maximum" else ALPHA
     plan = bx.Sampling(blocks_per_step=2, batch_size=3, shuffle=method != "MMBO", initial_batch_size="all")
-    problem = as_library(make(alpha=alpha))
+    problem = as_library(ours, make(alpha=alpha))
     first, states, seen = jax.tree.map(np.asarray, run(make_solver(method), problem, x0, y0, plan))
     samples = [SimpleNamespace(**{key: one[t] for key, one in seen.items()}) for t in range(STEPS)]
-    values = np.array([ours.f(i, x0, y0[i], ours.upper_of(i)) for i in range(ours.m)])
+    for sample in samples:
+        sample.upper = [rows[rows >= 0] for rows in sample.upper]
+        sample.lower = [rows[rows >= 0] for rows in sample.lower]
+    values = np.array([ours.f(i, x0, first["y"][i], ours.upper_of(i)) for i in range(ours.m)])
     np.testing.assert_allclose(first["h"], values, atol=TOLERANCE)
     weights = risk(values, *((risk.threshold(values), risk.tied(values)) if "tail" in name else ()))[1]
     if method in ("BSVRBv2", "MMBO", "BlockPAGE"):  # v starts from zero
         slopes = [ours.f_x(i, x0, y0[i], ours.upper_of(i)) for i in range(ours.m)]
         np.testing.assert_allclose(first["z"], np.mean(weights[:, None] * slopes, axis=0), atol=TOLERANCE)
     falls = (lambda t: min(0.3, 3 / np.sqrt(1 + 0.4 * t))) if alpha is None else (lambda t: ALPHA)
-    expected = risks.steps_of(
+    reference = risks.saga_steps_of if method == "BlockSAGA" else risks.steps_of
+    expected = reference(
         ours,
         samples,
         SimpleNamespace(**first),
@@ -135,37 +151,7 @@ def test_methods_follow_their_transcription_under_a_risk(method, name):
             )
     # The weights are not all alike, and change.
     assert np.ptp(weights) > 0.1
-    assert any(np.argmax(h) != np.argmax(values) for h in states["h"])
-
-
-@pytest.mark.parametrize("solver", [bx.BlockSAGA(0.05, lower_step=0.1), bx.MSVR(0.05)], ids=["SAGA", "MSVR"])
-def test_weights_that_do_not_change_are_weights_of_f(solver):
-    """f of the first group is far larger, so that a block's weight is 2 or 0; ∇F is linear in f."""
-    random = np.random.default_rng(0)
-    constants = {"far": np.array([100.0, 0, 100, 0]), "A": random.normal(size=(4, 2, 2))}
-    rows = bx.PerBlock(random.normal(size=(12, 2)), [0, 3, 6, 9, 12])
-
-    def upper(x, y, block, batch):
-        return jnp.mean(jnp.sum((y - batch) ** 2, -1)) + 0.3 * x @ x + block["far"]
-
-    def weighed(x, y, block, batch):
-        return jnp.where(block["far"] > 0, 2, 0) * upper(x, y, block, batch)
-
-    def mean(x, block, batch):
-        return jnp.mean(jnp.tanh(batch + block["A"] @ x), 0)
-
-    def lower(x, y, block, batch):
-        return 0.5 * jnp.mean(jnp.sum((y - jnp.tanh(batch + block["A"] @ x)) ** 2, -1))
-
-    level = bx.mean(mean) if isinstance(solver, bx.MSVR) else lower
-    plan = {"steps": 40, "blocks_per_step": 2, "batch_size": 2, "key": jax.random.key(0), "progress": None}
-    found = []
-    for f, risk in ((upper, bx.worst_group([0, 1, 0, 1])), (weighed, None)):
-        problem = bx.Problem(f, level, constants, rows, rows, risk=risk)
-        found.append(bx.minimize(problem, np.ones(2), np.zeros((4, 2)), solver=solver, **plan))
-    np.testing.assert_allclose(found[0].x, found[1].x, rtol=0, atol=1e-10)
-    np.testing.assert_allclose(found[0].y, found[1].y, rtol=0, atol=1e-10)
-    assert np.abs(np.asarray(found[0].x) - 1).max() > 0.1
+    assert any((np.argsort(h) != np.argsort(values)).any() for h in states["h"])
 
 
 # --- exact values -----------------------------------------------------------------
@@ -277,22 +263,6 @@ def test_a_run_ends_at_the_optimum_of_the_exact_risk(name):
     assert abs(shown - end) < 0.3 * (end - mean)
     assert result.verification.blocks == 20
     assert abs(result.verification.objective - end) < 1e-6
-
-
-@pytest.mark.parametrize("solver", OTHERS, ids=lambda solver: solver.__name__)
-def test_every_method_descends_a_risk(solver):
-    make, _, y0 = family()
-    problem = make(bx.cvar(0.25))
-    options = {
-        "steps": 400,
-        "blocks_per_step": 5,
-        "batch_size": 2,
-        "key": jax.random.key(0),
-        "progress": None,
-    }
-    more = {} if solver is bx.BlockNewton else {"lower_step": 0.3}
-    result = bx.minimize(problem, jnp.ones(3), y0, solver=solver(0.005, **more), **options)
-    assert bx.objective(problem, result.x, y0) < 0.8 * bx.objective(problem, jnp.ones(3), y0)
 
 
 def test_a_resumed_run_under_a_risk_has_the_same_bits(tmp_path):

@@ -24,7 +24,7 @@ from bilevax._run.digest import SMALL, checksum
 TESTS = Path(__file__).parent
 TOLERANCE = 1e-5
 FOLLOWED = ["BSVRBv2", "MSVR", "RSVRB", "BlockPAGE", "minimum", "saddle", "nested", "transformation"]
-FOLLOWED += ["keys", "cvar", "groups", "soft", "table"]
+FOLLOWED += ["keys", "cvar", "groups", "soft", "table", "lazy Adam"]
 
 
 def start(folder, orders, devices, coordinator=None):

@@ -162,6 +162,37 @@ def test_a_function_that_all_others_see_x_through_looks_up_too(x64):
     assert_same(*both(bx.BSVRBv2(**STEP), problems=(build(True), build(False))))
 
 
+def test_tables_that_are_looked_up_together_lie_side_by_side(x64):
+    """Two tables of one index, of rows of different shapes, and one with another index."""
+
+    def own(block, batch):
+        return batch
+
+    def lower(x, y, block, batch):
+        return jnp.mean((y - jnp.sin(x["a"]) * x["b"].sum((1, 2)) - x["c"]) ** 2)
+
+    def build(tables):
+        def looked_up(x, y, block, batch):
+            return lower({name: x[name][batch] for name in "abc"}, y, block, batch)
+
+        return bx.Problem(
+            lambda x, y, block, batch: (y - block) ** 2,
+            lower if tables else looked_up,
+            jnp.arange(4.0),
+            lower_data=bx.Shared(np.arange(20)),
+            tables={"a": own, "b": own, "c": lambda block, batch: batch} if tables else None,
+        )
+
+    shapes = {"a": (), "b": (2, 3), "c": ()}
+    x = {name: jnp.asarray(RNG.normal(size=(20, *shape))) for name, shape in shapes.items()}
+    solver = bx.BSVRBv2(0.3, lower_step=0.1, beta=0.2)
+    problems = (build(True), build(False))
+    assert_same(*both(solver, x=(x, jnp.zeros(4)), problems=problems))
+    given = {"key": jax.random.key(1), "blocks_per_step": 2, "batch_size": 4}
+    state = eqx.filter_eval_shape(solver.init, problems[0], x, jnp.zeros(4), **given)
+    assert {name: table.shape for name, table in state.tables.tables.items()} == {"a": (20, 15), "c": (20, 3)}
+
+
 def test_so_it_is_with_random_functions_and_strata_and_without_a_first_pass(x64):
     def noisy(function):
         def drawn(x, y, block, batch, key):
@@ -178,6 +209,60 @@ def test_so_it_is_with_random_functions_and_strata_and_without_a_first_pass(x64)
 
     plan = {"strata": 2, "initial_batch_size": 0, "problems": (build(True), build(False))}
     assert_same(*both(bx.BSVRBv2(**STEP), **plan))
+
+
+ADAM = {"b1": 0.8, "eps": 1e-6, "weight_decay": 0.1}
+
+
+def test_lazy_adam_is_adam_where_every_step_looks_up_every_row(x64):
+    """All six users, and of the nine items all 60 places of the rows: many of them several times."""
+    given = {"blocks_per_step": BLOCKS, "batch_size": None}
+    moves = [bx.averaged(adam(decaying(0.05), **ADAM), 20) for adam in (bx.lazy_adam, optax.adamw)]
+    lazy, dense = (bx.BSVRBv2(move, lower_step=0.05, beta=0.3) for move in moves)
+    ends = []
+    for solver, tables in ((lazy, True), (dense, False)):
+        state, settled = run(make(tables), solver, *start(), jax.random.key(1), 60, grouped(**given))
+        assert (state.tables is not None) == tables
+        ends.append((settled, state.average))
+    assert_same(ends[0][0], ends[1][0])
+    for name in X0:
+        np.testing.assert_allclose(ends[0][1][name], ends[1][1][name], rtol=0, atol=1e-11)
+
+
+def test_lazy_adam_of_rows_that_rest_is_close_to_adam(x64):
+    """A step looks up one of six users: x goes where Adam moves it, and not where it would rest."""
+    ends = []
+    for adam, tables in ((bx.lazy_adam, True), (optax.adamw, False)):
+        solver = bx.MASOBA(adam(0.01, eps=1e-6), lower_step=0.05, beta=0.3)
+        plan = {"blocks_per_step": 1, "batch_size": 4}
+        _, settled = run(make(tables), solver, *start(), jax.random.key(1), 60, grouped(**plan))
+        ends.append(settled.x["users"])
+    lazy, dense = (np.linalg.norm(end - X0["users"]) for end in ends)
+    assert np.linalg.norm(ends[0] - ends[1]) < 0.1 * dense
+    assert 0.9 * dense < lazy < 1.02 * dense
+
+
+def test_lazy_adam_inside_of_another_transformation_is_adam():
+    given = {"key": jax.random.key(1), "blocks_per_step": 2, "batch_size": 4}
+    for step in (optax.chain(bx.lazy_adam(0.1), optax.scale(0.5)), bx.bounded(bx.lazy_adam(0.1), -1.0, 1.0)):
+        solver = bx.MASOBA(step, lower_step=0.05)
+        state = eqx.filter_eval_shape(solver.init, make(True, np.float32), *start(np.float32), **given)
+        assert state.tables is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"learning_rate": -1.0}, "learning_rate must lie in"),
+        ({"b1": 1.0}, "b1 must be less than 1, got 1.0"),
+        ({"b2": lambda t: 0.9}, "b2 must be a number, got function"),
+        ({"eps": 0.0}, "eps must lie in"),
+        ({"weight_decay": "much"}, "weight_decay must be a number, got str"),
+    ],
+)
+def test_a_wrong_number_of_lazy_adam_is_refused(wrong, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        bx.lazy_adam(**{"learning_rate": 0.1} | wrong)
 
 
 @pytest.mark.parametrize(
@@ -211,20 +296,40 @@ def test_results_and_metrics_have_all_of_x():
     assert np.isfinite([found.objective, found.start]).all()
 
 
-def test_a_run_with_tables_resumes_with_the_same_bits(tmp_path):
+LAZY = bx.BSVRBv2(bx.averaged(bx.lazy_adam(decaying(0.05), **ADAM), 20), lower_step=0.05)
+
+
+@pytest.mark.parametrize("solver", [SOLVERS["STORM"], LAZY], ids=["plain", "lazy Adam"])
+def test_a_run_with_tables_resumes_with_the_same_bits(solver, tmp_path):
     pytest.importorskip("orbax.checkpoint")
-    whole = minimize()
-    minimize(steps=30, checkpoint=tmp_path)
-    resumed = minimize(checkpoint=tmp_path, resume=True, save_every=10)
+    whole = minimize(solver)
+    minimize(solver, steps=30, checkpoint=tmp_path)
+    resumed = minimize(solver, checkpoint=tmp_path, resume=True, save_every=10)
     for a, b in zip(jax.tree.leaves(whole.state), jax.tree.leaves(resumed.state), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
-def test_a_sweep_catches_the_tables_of_all_runs_up():
+def test_a_run_with_another_rate_of_lazy_adam_does_not_resume(tmp_path):
+    pytest.importorskip("orbax.checkpoint")
+    solver = bx.MASOBA(bx.lazy_adam(0.1), lower_step=0.05)
+    minimize(solver, steps=20, checkpoint=tmp_path)
+    with pytest.raises(bx.CheckpointError, match="upper_step"):
+        minimize(bx.MASOBA(bx.lazy_adam(0.2), lower_step=0.05), checkpoint=tmp_path, resume=True)
+
+
+def test_the_result_of_averaged_lazy_adam_is_the_average():
+    result = minimize(LAZY, metrics={"size": lambda problem, state: jnp.sum(state.average["items"] ** 2)})
+    assert jax.tree.map(jnp.shape, result.x) == jax.tree.map(np.shape, X0)
+    assert result.history["size"][-1] == pytest.approx(float(jnp.sum(result.x["items"] ** 2)), rel=1e-6)
+    assert float(jnp.max(jnp.abs(result.x["items"] - result.state.settled.x["items"]))) > 1e-4
+
+
+@pytest.mark.parametrize("move", [lambda rate: rate, bx.lazy_adam], ids=["plain", "lazy Adam"])
+def test_a_sweep_catches_the_tables_of_all_runs_up(move):
     found = bx.sweep(
         make(True, np.float32),
         *start(np.float32),
-        solver=lambda upper_step: bx.BSVRBv2(upper_step, lower_step=0.05),
+        solver=lambda upper_step: bx.BSVRBv2(move(upper_step), lower_step=0.05),
         settings=bx.grid(upper_step=[0.01, 0.1]),
         steps=30,
         keys=jax.random.split(jax.random.key(0), 2),

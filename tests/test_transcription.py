@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from calls import grouped
 from jax import Array
-from reference import algorithms, finite_sums, problems
+from reference import algorithms, finite_sums, lazy_adam, problems
 
 import bilevax as bx
 from bilevax._problem.lookups import WHOLE as WHOLE_X
@@ -203,7 +203,7 @@ def drawing(solver):
 def read(state):
     """The state by the reference's names, all blocks and rows of tables caught up."""
     named, state = "a" in state.levels, state.settled
-    out = {"x": state.x, "z": state.z}
+    out = {"x": state.x, "z": state.z, "average": state.average}
     out |= {f"y_{name}": y for name, y in state.y.items()} if named else {"y": state.y}
     memory = state.levels["a" if named else "lower"]
     if not isinstance(memory.y, Moving):
@@ -225,7 +225,8 @@ def replaced(state, start):
     if state.tables is None:
         state = eqx.tree_at(lambda state: state.z, state, start["z"])
     else:
-        state = replace(state, tables=LazyTables.of([WHOLE_X], start["x"], start["z"], float))
+        tables = LazyTables.of([[WHOLE_X]], start["x"], start["z"], float, state.tables.rule)
+        state = replace(state, tables=tables)
     name = "a" if "a" in state.levels else "lower"
     memory = state.levels[name]
     if not isinstance(memory.y, Moving):
@@ -430,6 +431,42 @@ def test_restarts_with_a_table(reset):
         reference = algorithms.restarting(algorithms.bsvrb_v2, solver.lengths)
         coefficients = SimpleNamespace(**SETTINGS)
     compare("BSVRBv2", solver, WEIGHTS, coefficients, {}, reference=reference, tables=index, **FEW)
+
+
+@pytest.mark.parametrize("method", ["BSVRBv2", "MASOBA"])
+@RATES
+def test_rows_of_a_table_that_move_by_lazy_adam(method, rate):
+    """The weights that no batch looks up rest for up to 40 steps, and are then caught up."""
+    ours, theirs = scheduled(SETTINGS | {"eta": 0.05}, rate)
+    given = {"b1": 0.8, "b2": 0.95, "eps": 1e-4, "weight_decay": 0.3}
+    adam = bx.averaged(bx.lazy_adam(ours["eta"], **given), window=30)
+    follow_lazily(method, replace(make_solver(method, ours), upper_step=adam), theirs, given | {"window": 30})
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_restarts_with_lazy_adam(reset):
+    """A stage that forgets where x was begins with the x before as it is: BSVRB v2 looks back."""
+    values = SETTINGS | {"eta": 0.05}
+    solver = replace(make_solver("BSVRBv2", values), upper_step=bx.lazy_adam(0.05, b2=0.95))
+    solver = bx.Restart(solver, first=30, stages=4, reset=reset)
+    coefficients = algorithms.restarted(SimpleNamespace(**values), first=30, stages=4)
+    if reset:
+        coefficients = SimpleNamespace(**values)
+    follow_lazily("BSVRBv2", solver, coefficients, {"b2": 0.95}, solver.lengths if reset else None)
+
+
+def follow_lazily(method, solver, coefficients, numbers, lengths=None):
+    """A run that looks up 6 of the 40 weights in a step, beside its transcription."""
+
+    def looked_up(sample):
+        return np.unique(np.concatenate([WEIGHTS.lower_rows["index"][rows] for rows in sample.lower]))
+
+    def reference(*given):
+        moving = functools.partial(METHODS[method][1], move=lazy_adam.Table(looked_up, **numbers).move)
+        moving = moving if lengths is None else algorithms.restarting(moving, lengths)
+        return moving(*given)
+
+    compare(method, solver, WEIGHTS, coefficients, {}, reference=reference, tables=index, **FEW)
 
 
 def test_a_stage_lasts_a_random_part_of_its_steps():

@@ -84,7 +84,7 @@ class Problem(eqx.Module):
         The index is an array of row numbers, or None for a batch that looks nothing up. f, g, c and `through`
         then receive `x[key][index(block, batch)]` in place of `x[key]`. Steps with a plain `upper_step` read
         and move only the rows that they look up, and those are where they would be if all had moved in every
-        step (see docs/scaling.md). Other steps move all rows.
+        step (see docs/scaling.md); so do steps by `lazy_adam`, a method of its own. Others move all rows.
 
     Example:
       >>> import bilevax as bx, jax.numpy as jnp

@@ -82,6 +82,8 @@ def _word(value: Any, around: tuple[int, ...] = ()) -> str:
         return f"partial{_word(inside, around)}"
     if callable(value):
         cells = [cell.cell_contents for cell in getattr(value, "__closure__", None) or () if _is_full(cell)]
+        own = getattr(value, "__self__", None)  # of a method
+        cells += [own] if dataclasses.is_dataclass(own) else []
         inside = [_word(one, around) for one in (*cells, *(getattr(value, "__defaults__", None) or ()))]
         name = getattr(value, "__qualname__", type(value).__name__)
         return f"{name}({', '.join(inside)})" if inside else name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -55,6 +56,9 @@ def averaged(upper_step: optax.GradientTransformation, window: Any) -> optax.Gra
     if not isinstance(upper_step, optax.GradientTransformation):
         raise TypeError(f"upper_step must be an optax transformation, got {type(upper_step).__name__}")
     checks.number("window", window, 1.0)
+    with_rows = getattr(upper_step, "averaged", None)
+    if with_rows is not None:  # it keeps what it knows of rows beside them
+        return with_rows(window)
 
     def init(params: PyTree) -> Averaged:
         return Averaged(jnp.zeros((), jnp.int32), jax.tree.map(_wide, params), upper_step.init(params))
@@ -68,13 +72,27 @@ def averaged(upper_step: optax.GradientTransformation, window: Any) -> optax.Gra
             raise ValueError("averaged needs params: call update(updates, state, params), got None")
         updates, inner = inner_update(updates, state.inner, params, **extra)
         # x before the step: the solver may scale the updates (in a stage of a restart).
-        share = jnp.maximum(1 / jnp.asarray(window, jnp.float32), 1 / (1 + _EARLY * state.count))
+        share = share_of(state.count, window)
         average = jax.tree.map(
             lambda mean, x: mean + share.astype(mean.dtype) * (x - mean), state.average, params
         )
         return updates, Averaged(jnp.asarray(optax.safe_increment(state.count)), average, inner)
 
     return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
+
+
+def share_of(count: Array, window: Any) -> Array:
+    """The share of the next x in the average, after so many."""
+    return jnp.maximum(1 / jnp.asarray(window, float), 1 / (1 + _EARLY * jnp.asarray(count, float)))
+
+
+def with_average(optimizer: PyTree, change: Callable[[PyTree], PyTree]) -> PyTree:
+    """An optimizer's state with the average changed, if it keeps one."""
+
+    def changed(node: Any) -> Any:
+        return node._replace(average=change(node.average)) if isinstance(node, Averaged) else node
+
+    return jax.tree.map(changed, optimizer, is_leaf=lambda node: isinstance(node, Averaged))
 
 
 def average_of(optimizer: PyTree, x: PyTree) -> PyTree:

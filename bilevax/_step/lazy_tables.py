@@ -1,26 +1,35 @@
 """The tables of x, of which a step reads, tracks and moves the rows that it looks up.
 
-A row holds its x, its z and the step at which both were true. When it is looked up it is caught up with the
-present (`_step/timeline.py`), and what the step adds to z is added. Rows that nobody looks up are caught up
-in turn, some in every step, so that none is older than the timeline.
+A row holds its x, its z, what its rule tracks beside them (`_step/plain_rows.py`, `_step/adam_rows.py`), and
+the step at which all was true. When it is looked up it is caught up with the present (`_step/timeline.py`),
+and what the step adds to z is added. Rows that nobody looks up are caught up in turn, some in every step, so
+that none is older than the timeline.
 
 All of a row is side by side, like the memory of a slot (`_step/slot_table.py`): a row of a large table is one
-cache miss, not three.
+cache miss, not three. So are tables whose rows are looked up together, such as two vectors of a user.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax._problem.lookups import Found, part_of, with_part
+from bilevax._problem.lookups import Found, part_of
 from bilevax._problem.sampling import Sample, Sampler
-from bilevax._step.ordering import after
+from bilevax._step.adam_rows import AdamRows
+from bilevax._step.ordering import after, known_after
+from bilevax._step.plain_rows import PlainRows, as_rows
 from bilevax._step.timeline import Timeline
 from bilevax._util.trees import PyTree
+
+RowRule = PlainRows | AdamRows
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]  # of tables that are looked up together
 
 _SURE = "promise_in_bounds"
 
@@ -29,48 +38,77 @@ class LazyTables(eqx.Module):
     """The tables of x, their parts of z, and how to catch them up.
 
     Attributes:
-      tables: by name, (rows, 2 width + 1): x, z and the stamp of every row.
+      tables: by the name of their first one, tables that are looked up together, (rows, parts · width + 1):
+        x, z and other parts of every row, and its stamp.
       timeline: how rows move that no step touches.
-      shapes: by name, the shape of one row of x.
+      pace: that of the latest step.
+      shapes: the names of each of them, with the shapes of one row of x.
+      rule: how rows move.
     """
 
     tables: dict[str, Array]
     timeline: Timeline
-    shapes: tuple[tuple[str, tuple[int, ...]], ...] = eqx.field(static=True)
+    pace: Array
+    shapes: tuple[Shapes, ...] = eqx.field(static=True)
+    rule: RowRule = eqx.field(static=True)
 
     @staticmethod
-    def of(names: list[str], x: PyTree, z: PyTree, dtype: Any) -> LazyTables:
-        """The tables of x and z before step 0."""
+    def of(
+        together: list[list[str]], x: PyTree, z: PyTree, dtype: Any, rule: RowRule | None = None
+    ) -> LazyTables:
+        """The tables of x and z before step 0.
 
-        def packed(x: Array, z: Array) -> Array:
-            rows = x.shape[0]
-            parts = x.reshape(rows, -1), z.reshape(rows, -1), jnp.zeros((rows, 1), x.dtype)
-            return jnp.concatenate(parts, axis=1)
+        Args:
+          together: the names of the tables, those that are looked up together in one list.
+          x, z: with all tables.
+          dtype: of how rows move.
+          rule: how rows move; by plain steps, if it is left out.
+        """
+        rule = PlainRows() if rule is None else rule
 
-        tables = {name: packed(part_of(x, name), part_of(z, name)) for name in names}
-        shapes = tuple((name, part_of(x, name).shape[1:]) for name in names)
+        def flat(tree: PyTree, names: list[str]) -> Array:
+            return jnp.concatenate([_flat(part_of(tree, name)) for name in names], axis=1)
+
+        tables = {names[0]: as_rows(rule.start(flat(x, names), flat(z, names)), 0) for names in together}
+        shapes = tuple(tuple((name, part_of(x, name).shape[1:]) for name in names) for names in together)
         most = max(table.shape[0] for table in tables.values())
-        return LazyTables(tables, Timeline.start(most, dtype), shapes)
+        rest = jnp.asarray(rule.at_rest, dtype)
+        return LazyTables(tables, Timeline.start(rule, most, dtype), rest, shapes, rule)
 
-    def whole(self, x: PyTree, z: PyTree, step: Array) -> tuple[PyTree, PyTree]:
-        """x and z with all rows of the tables, caught up."""
-        for name, shape in self.shapes:
-            rows = self._caught_up(self.tables[name], step)
-            values, slopes = (part.reshape(-1, *shape) for part in self._parts(rows))
-            x, z = with_part(x, name, values), with_part(z, name, slopes)
-        return x, z
+    @property
+    def names(self) -> list[str]:
+        """The names of all tables."""
+        return [name for shapes in self.shapes for name, _ in shapes]
+
+    def whole(self, step: Array) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
+        """x, z and the averages of x of all rows, caught up, by table; no averages if there are none."""
+        x, z, mean = {}, {}, {}
+        for shapes in self.shapes:
+            parts, _ = self._caught_up(self.tables[shapes[0][0]], step)
+            rows = [_columns(part, shapes) for part in parts]
+            x, z = x | rows[0], z | rows[1]
+            mean = mean | rows[-1] if self.rule.averages else mean
+        return x, z, mean
+
+    @property
+    def at_rest(self) -> LazyTables:
+        """The tables that do not know where x was one step earlier."""
+        still = jnp.broadcast_to(jnp.asarray(self.rule.at_rest, self.pace.dtype), self.pace.shape)
+        kept = jnp.arange(still.shape[-1]) >= self.rule.moving
+        return dataclasses.replace(self, pace=jnp.where(kept, self.pace, still))
 
     def look_up(self, sample: Sample, step: Array) -> tuple[dict[str, Found], dict[str, Found]]:
-        """What a sample looks up of x and of z, by table."""
-        x, z = {}, {}
-        for name, shape in self.shapes:
-            at = sample.lookups[name]
-            rows = self._touched(name, _joined(at), step)[1]
-            x[name], z[name] = (_split(part, at, shape) for part in self._parts(rows))
-        return x, z
+        """What a sample looks up of x, now and one step earlier; by table."""
+        now, before = {}, {}
+        for shapes in self.shapes:
+            at = sample.lookups[shapes[0][0]]
+            _, parts, earlier = self._touched(shapes[0][0], _joined(at), step)
+            now |= {name: _split(rows, at) for name, rows in _columns(parts[0], shapes).items()}
+            before |= {name: _split(rows, at) for name, rows in _columns(earlier, shapes).items()}
+        return now, before
 
     def move(
-        self, sampler: Sampler, sample: Sample, step: Array, added: dict[str, Found], keep: Any, amount: Array
+        self, sampler: Sampler, sample: Sample, step: Array, added: dict[str, Found], keep: Any, pace: Array
     ) -> LazyTables:
         """The tables after a step.
 
@@ -80,25 +118,22 @@ class LazyTables(eqx.Module):
           step: the number of the step.
           added: by table, what each lookup adds to z; a row that was looked up twice gets both.
           keep: 1 − β.
-          amount: η.
+          pace: of the rule, for this step.
         """
         # Devices that share the blocks all hold the tables, and make the same changes.
-        lookups = {name: sampler.everything(_joined(at)) for name, at in sample.lookups.items()}
-        slopes = {
-            name: sampler.everything(_joined(added[name].rows, at)) / sampler.devices
-            for name, at in sample.lookups.items()
-        }
+        lookups = {name: sampler.everything(_joined(sample.lookups[name])) for name in self.tables}
+        slopes = {}
+        for shapes in self.shapes:
+            new = [_joined(added[name].rows, sample.lookups[name]) for name, _ in shapes]
+            slopes[shapes[0][0]] = sampler.everything(jnp.concatenate(new, axis=1)) / sampler.devices
         place = after(self.timeline.place(step), self.timeline.size**2, slopes)
-        timeline, tables = self.timeline.advance(place, keep, amount), {}
+        timeline, tables = self.timeline.advance(place, self.rule.move(keep, pace)), {}
         for name, table in self.tables.items():
-            new, step_size = slopes[name], jnp.asarray(amount, table.dtype)
-            at, rows = self._touched(name, lookups[name], step)
-            at = after(at, table.shape[0], new)
-            x, z = self._parts(rows)
-            z = jnp.asarray(keep, table.dtype) * z
-            table = table.at[at].set(_row(x - step_size * z, z, timeline.place(step + 1)), mode=_SURE)
-            tables[name] = table.at[at[: len(new)]].add(_row(-step_size * new, new, 0), mode=_SURE)
-        return LazyTables(tables, timeline, self.shapes)
+            at, parts, _ = self._touched(name, lookups[name], step)
+            at = after(at, table.shape[0], slopes[name])
+            stamp, own_pace = timeline.place(step + 1), pace.astype(table.dtype)
+            tables[name] = self.rule.put(table, at, parts, slopes[name], keep, own_pace, stamp)
+        return LazyTables(tables, timeline, known_after(slopes, pace), self.shapes, self.rule)
 
     def bad_lookups(self, sample: Sample) -> Array:
         """Whether rows were looked up that a table does not have."""
@@ -108,28 +143,25 @@ class LazyTables(eqx.Module):
             bad |= jnp.any((at < 0) | (at >= table.shape[0]))
         return bad
 
-    def _touched(self, name: str, at: Array, step: Array) -> tuple[Array, Array]:
-        """Rows that are looked up, and then those that are due, with their numbers, caught up with a step."""
+    def _touched(self, name: str, at: Array, step: Array) -> tuple[Array, list[Array], Array]:
+        """The numbers of rows that are looked up, and then of those that are due; and both, caught up."""
         table = self.tables[name]
         at = jnp.concatenate([jnp.clip(at, 0, table.shape[0] - 1), self._due(table.shape[0], step)])
-        return at, self._caught_up(table.at[at].get(mode=_SURE), step)
+        return at, *self._caught_up(table.at[at].get(mode=_SURE), step)
 
-    def _caught_up(self, rows: Array, step: Array) -> Array:
-        """Rows as they are at a step."""
-        x, z = self._parts(rows)
-        r, q = self.timeline.passed(rows[:, -1].astype(jnp.int32), step)
-        r, q = (number[:, None].astype(rows.dtype) for number in (r, q))
-        return _row(x - q * z, r * z, self.timeline.place(step))
+    def _caught_up(self, rows: Array, step: Array) -> tuple[list[Array], Array]:
+        """The parts of rows as they are at a step, and x one step earlier."""
+        width = rows.shape[1] // self.rule.parts
+        parts = [rows[:, place * width : (place + 1) * width] for place in range(self.rule.parts)]
+        # Once for a row: the compiler would do it again for each of its entries.
+        move = jax.lax.optimization_barrier(self.timeline.passed(rows[:, -1].astype(jnp.int32), step))
+        return self.rule.carried(parts, move.astype(rows.dtype), self.pace.astype(rows.dtype))
 
     def _due(self, rows: int, step: Array) -> Array:
         """The rows that are caught up in a step, whether it looks them up or not: all are in turn."""
         together = -(-rows // self.timeline.reach)
         turns = -(-rows // together)
         return jnp.minimum((step % turns) * together + jnp.arange(together), rows - 1)
-
-    def _parts(self, rows: Array) -> tuple[Array, Array]:
-        width = rows.shape[1] // 2
-        return rows[:, :width], rows[:, width : 2 * width]
 
 
 def _joined(by_source: dict[str, Array], lookups: dict[str, Array] | None = None) -> Array:
@@ -138,16 +170,26 @@ def _joined(by_source: dict[str, Array], lookups: dict[str, Array] | None = None
     return jnp.concatenate([by_source[source].reshape(shapes[source]) for source in sorted(by_source)])
 
 
-def _split(rows: Array, lookups: dict[str, Array], shape: tuple[int, ...]) -> Found:
+def _split(rows: Array, lookups: dict[str, Array]) -> Found:
     """The inverse of `_joined`."""
     found, first = {}, 0
     for source in sorted(lookups):
         at = lookups[source]
-        found[source] = rows[first : first + at.size].reshape(*at.shape, *shape)
+        found[source] = rows[first : first + at.size].reshape(*at.shape, *rows.shape[1:])
         first += at.size
     return Found(found)
 
 
-def _row(x: Array, z: Array, stamp: Any) -> Array:
-    """All that is stored of rows."""
-    return jnp.concatenate([x, z, jnp.full_like(x[:, :1], stamp)], axis=1)
+def _columns(rows: Array, shapes: Shapes) -> dict[str, Array]:
+    """Rows of tables that are looked up together, by table."""
+    found, first = {}, 0
+    for name, shape in shapes:
+        width = math.prod(shape)
+        found[name] = rows[:, first : first + width].reshape(-1, *shape)
+        first += width
+    return found
+
+
+def _flat(table: Array) -> Array:
+    """A table as a matrix."""
+    return table.reshape(table.shape[0], -1)

@@ -36,16 +36,15 @@ def after(slots: Array, count: int, value: PyTree) -> Array:
 
 
 def known_after(value: PyTree, tree: PyTree) -> PyTree:
-    """The same tree, with its large arrays made to depend on a value.
+    """The same tree, with its arrays made to depend on all of a value; on a CPU the large ones only.
 
     For x and the x before it, which change places in a step. Without an order between reading and replacing
-    them, the compiler first copies both.
+    them, the compiler first copies both. A part of x may be read for what another part moves along, so that
+    each has to wait for all.
     """
-
-    def late(array: Array, value: Array) -> Array:
-        if array.size < _LARGE:
-            return array
-        first = value[(0,) * value.ndim]
-        return array * jnp.minimum(1, 1 + jnp.isnan(first).astype(jnp.float32)).astype(array.dtype)
-
-    return jax.tree.map(late, tree, value)
+    firsts = [jnp.isnan(leaf[(0,) * leaf.ndim]) for leaf in jax.tree.leaves(value) if leaf.size]
+    if not firsts:
+        return tree
+    one = jnp.minimum(1, 1 + functools.reduce(jnp.logical_or, firsts).astype(jnp.float32))
+    least = _LARGE if jax.default_backend() == "cpu" else 0
+    return jax.tree.map(lambda array: array * one.astype(array.dtype) if array.size >= least else array, tree)

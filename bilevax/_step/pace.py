@@ -14,8 +14,8 @@ window before:
 - if x turned back (their cosine is negative), f rose by more than its noise, or y stayed behind, r shrinks;
 - in between, noise decides where x goes: r stays, and the steps shrink as 1/√t, which averages noise out.
 
-Where f is certain to have risen, by more than z says that it should have fallen, nothing is gained by waiting
-for the end of the window: x returns to where the window began, waits there for y and v, and r shrinks.
+Where f is certain to have risen, by more than z says that it should have fallen, the window ends at once. If
+x has caused it, x returns to where the window began, and waits there for y and v.
 
 If y lags behind y(x), f is not F. To first order the difference is ⟨v, ∇_y g⟩, which a step knows, and by
 which f is corrected here. If the difference grows from one window to the next by more than its noise, and by
@@ -120,7 +120,7 @@ class Pace(NamedTuple):
     resume: Array
 
 
-_Window = tuple[Array, PyTree, PyTree, Array, PyTree]  # r, x and D before it, the trend, n
+_Window = tuple[Array, PyTree, PyTree, Array, PyTree, Array]  # r, x and D before it, trend, n, a return
 
 
 def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
@@ -169,8 +169,8 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
         if params is None:
             raise ValueError("automatic_step needs params, the x of the step, got None")
         dtype, shortest = state.scale.dtype, shortest_window(chance)
-        lost = _is_lost(state, shortest)
-        ended = (state.count >= state.end) | lost
+        certain = _has_certainly_risen(state, shortest)
+        ended = (state.count >= state.end) | certain
         count = state.count.astype(dtype)
         recent, longer = jnp.maximum(_MOMENTUM, 1 / (count + 1)), 3 / (count + 3)
         average = jax.tree.map(lambda m, z: m + recent * (_wide(z) - m), state.average, updates)
@@ -183,20 +183,23 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
             return jnp.where(kept[0] > 0, kept[0], first).astype(dtype), direction
 
         def turned(kept: _Window) -> _Window:
-            scale, origin, covered_before, trend, _ = kept
+            scale, origin, covered_before, trend, then, _ = kept
             here = jax.tree.map(_wide, params)
             covered = jax.tree.map(jnp.subtract, origin, here)
-            now = _by_itself(state, covered, covered_before)
-            change = _change(state, covered, covered_before, _goes_on(now, trend), chance)
-            return (scale * change).astype(dtype), here, covered, now.astype(dtype), squares
+            now = _by_itself(state, covered, covered_before).astype(dtype)
+            change, risen = _change(state, covered, covered_before, _goes_on(now, trend), chance)
+            back = certain & risen
+            kept = origin, covered_before, trend, then
+            kept = jax.tree.map(
+                lambda old, new: jnp.where(back, old, new), kept, (here, covered, now, squares)
+            )
+            return (scale * change).astype(dtype), *kept, back
 
-        def returned(kept: tuple[PyTree, PyTree, Array]) -> tuple[PyTree, PyTree, Array]:
-            return zeros_like(average), state.squares_then, kept[2] * _SHRINK
-
-        kept = state.scale, state.origin, state.covered_before, state.trend, state.squares_then
-        scale, origin, covered_before, trend, then = change_if(ended & ~lost, turned, kept)
-        average, squares, scale = change_if(lost, returned, (average, squares, scale))
-        resume = jnp.where(lost, state.count + shortest, state.resume)
+        none = jnp.zeros((), bool)
+        kept = state.scale, state.origin, state.covered_before, state.trend, state.squares_then, none
+        scale, origin, covered_before, trend, then, back = change_if(ended, turned, kept)
+        average, squares = change_if(back, lambda kept: (zeros_like(kept[0]), then), (average, squares))
+        resume = jnp.where(back, state.count + shortest, state.resume)
         waits = state.count < resume
         size_of_f = jnp.maximum(jnp.abs(state.values[1]), jnp.abs(state.values_before[1]))
         settled = ended & (jnp.abs(_rise(state)) <= _SETTLED * size_of_f)
@@ -210,7 +213,7 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
             squares,
             updates,
         )
-        moves = change_if(lost, lambda moves: jax.tree.map(_way_back, moves, params, state.origin), moves)
+        moves = change_if(back, lambda moves: jax.tree.map(_way_back, moves, params, state.origin), moves)
 
         along = _inner(jax.tree.map(_wide, updates), covered_before)
         fresh = state.slope + (along - state.slope) / jnp.maximum(weight, _LEAST_WEIGHT)
@@ -223,13 +226,13 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
             origin,
             covered_before,
             jnp.where(waits, 0, _with(jnp.where(ended, 0, state.values), jnp.asarray(value - lag, dtype))),
-            jnp.where(ended & ~lost, state.values, state.values_before),
+            jnp.where(ended & ~back, state.values, state.values_before),
             jnp.where(ended, jnp.maximum(state.count, resume) + length, state.end),
             # The slope before was along another displacement.
             jnp.where(ended | waits, 0, _with(state.slopes, fresh)),
             along,
             jnp.where(waits, 0, _with(jnp.where(ended, 0, state.lags), jnp.asarray(lag, dtype))),
-            jnp.where(ended & ~lost, state.lags, state.lags_before),
+            jnp.where(ended & ~back, state.lags, state.lags_before),
             trend,
             then,
             resume,
@@ -258,8 +261,13 @@ def _first_scale(state: Pace, slope: Array, params: PyTree, shortest: int) -> Ar
     return math.sqrt(_EARLY) / shortest * jnp.where(by_f < 1e-9 * by_x, by_x, by_f)
 
 
-def _change(state: Pace, covered: PyTree, covered_before: PyTree, by_itself: Array, chance: float) -> Array:
-    """The factor of r after a window, from the displacements of x in it and in the one before."""
+def _change(
+    state: Pace, covered: PyTree, covered_before: PyTree, by_itself: Array, chance: float
+) -> tuple[Array, Array]:
+    """The factor of r after a window, from the displacements of x in it and in the one before.
+
+    And whether f rose because of x.
+    """
     inner = _inner(covered, covered_before)
     sizes = _inner(covered, covered) * _inner(covered_before, covered_before)
     cosine = inner / jnp.sqrt(jnp.where(sizes > 0, sizes, 1))
@@ -280,16 +288,17 @@ def _change(state: Pace, covered: PyTree, covered_before: PyTree, by_itself: Arr
     worst = jnp.maximum(rise, behind)
     ours = (worst <= _CAUSED * jnp.abs(slope)) | (worst > jnp.abs(state.trend[0]))
     onward = (cosine > _SAME) & downhill & ~(ours & (behind > _BEHIND * by_visit))
-    too_fast = (cosine < _BACK) | (ours & (((rise > 0) & ~by_itself) | (behind > _LOST * by_visit)))
+    risen = ours & (rise > 0) & ~by_itself
+    too_fast = (cosine < _BACK) | risen | (ours & (behind > _LOST * by_visit))
     # What f may have fallen by in the window, its noise included, says how much faster x may go at first.
     fallen = jnp.maximum(mean_before - mean, slope) + noise
     ample = jnp.clip(_AMPLE * jnp.abs(mean) / jnp.where(fallen > 0, fallen, jnp.inf), _GROW, _FASTEST)
     grow = jnp.where(state.count < _FIRST_WINDOWS * shortest_window(chance), ample, _GROW)
-    return jnp.where(too_fast, _SHRINK, jnp.where(onward, grow, 1.0))
+    return jnp.where(too_fast, _SHRINK, jnp.where(onward, grow, 1.0)), risen
 
 
-def _is_lost(state: Pace, shortest: int) -> Array:
-    """Whether f is certain to have risen since the window before, by more than it should have fallen."""
+def _has_certainly_risen(state: Pace, shortest: int) -> Array:
+    """Whether f is above the window before, by more than its noise, and than it should have fallen by."""
     (many, mean, spread), (many_before, mean_before, spread_before) = state.values, state.values_before
     variance = spread / jnp.maximum(many, 1) ** 2 + spread_before / jnp.maximum(many_before, 1) ** 2
     rise = mean - mean_before

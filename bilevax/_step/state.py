@@ -15,7 +15,7 @@ from bilevax._problem.bounds import Box, Set
 from bilevax._problem.lookups import part_of, with_part, without_parts
 from bilevax._problem.problem import Problem, moved
 from bilevax._problem.sampling import Sample, Sampler
-from bilevax._step.averaging import average_of
+from bilevax._step.averaging import average_of, with_average
 from bilevax._step.block_values import BlockValues
 from bilevax._step.clocks import Clocks
 from bilevax._step.lazy_tables import LazyTables
@@ -109,8 +109,10 @@ class State(eqx.Module):
         """
         if self.tables is None:
             return self
-        x, z = _whole(self.tables, self.x, self.z, self.step)
-        return dataclasses.replace(self, x=x, z=z, tables=None)
+        x, z, mean = _whole(self.tables, self.step)
+        optimizer = with_average(self.optimizer, lambda average: _with_parts(average, mean))
+        x, z = _with_parts(self.x, x), _with_parts(self.z, z)
+        return dataclasses.replace(self, x=x, z=z, optimizer=optimizer, tables=None)
 
     def at(self, sample: Sample) -> State:
         """The state as a sample sees it: x, now and before, has what it looks up in place of tables.
@@ -119,14 +121,14 @@ class State(eqx.Module):
         """
         if self.tables is None:
             return self
-        found, slopes = self.tables.look_up(sample, self.step)
-        x, z = _with_parts(self.x, found), _with_parts(self.z, slopes)
-        back = self.back.from_(x, z) if isinstance(self.back, Along) else None
-        return dataclasses.replace(self, x=x, z=_with_parts(self.z, zeros_like(slopes)), back=back)
+        found, before = self.tables.look_up(sample, self.step)
+        back = _with_parts(self.x if self.back is None else self.x_before, before)
+        x, z = _with_parts(self.x, found), _with_parts(self.z, zeros_like(found))
+        return dataclasses.replace(self, x=x, z=z, back=back)
 
     def apart(self, z: PyTree) -> tuple[PyTree, dict[str, PyTree]]:
         """z without tables, as the state has it, and what a step adds to the tables' rows."""
-        names = [] if self.tables is None else list(self.tables.tables)
+        names = [] if self.tables is None else self.tables.names
         added = {name: part_of(z, name) for name in names}
         return without_parts(z, names), added
 
@@ -147,15 +149,22 @@ class State(eqx.Module):
 
     def at_rest(self, now: Array) -> State:
         """The state that does not know where it was one step earlier, if `now` is true; else itself."""
-        if self.back is None:
+        if self.back is None and self.tables is None:
             return self
         before = Along(jnp.zeros_like(self.back.amount)) if isinstance(self.back, Along) else self.x
+        before = (
+            None if self.back is None else before
+        )  # all of x is a table, or the method does not look back
         clocks = {name: one.at_rest for name, one in self.clocks.items()}
-        back, clocks = jax.tree.map(
-            lambda new, old: jnp.where(now, new, old), (before, clocks), (self.back, self.clocks)
+        pace, still = (None, None) if self.tables is None else (self.tables.pace, self.tables.at_rest.pace)
+        back, clocks, pace = jax.tree.map(
+            lambda new, old: jnp.where(now, new, old),
+            (before, clocks, still),
+            (self.back, self.clocks, pace),
         )
+        tables = None if self.tables is None else dataclasses.replace(self.tables, pace=pace)
         levels = {name: table.unvisited(now) for name, table in self.levels.items()}
-        return dataclasses.replace(self, back=back, clocks=clocks, levels=levels)
+        return dataclasses.replace(self, back=back, clocks=clocks, levels=levels, tables=tables)
 
     def weights(self, problem: Problem, sample: Sample) -> Array | None:
         """The weights of the sampled blocks under a risk; None if they all are one."""
@@ -166,7 +175,8 @@ class State(eqx.Module):
     @property
     def average(self) -> PyTree:
         """The average of x that an `averaged` upper step keeps; x itself without one."""
-        return average_of(self.optimizer, self.settled.x)
+        settled = self.settled
+        return average_of(settled.optimizer, settled.x)
 
     @property
     def y(self) -> PyTree:
@@ -211,11 +221,11 @@ def _with_parts(tree: PyTree, parts: dict[str, PyTree]) -> PyTree:
 
 # Compiled: one pass over the memory, without arrays in between.
 @HurriedJit
-def _whole(tables: LazyTables, x: PyTree, z: PyTree, step: Array) -> tuple[PyTree, PyTree]:
+def _whole(tables: LazyTables, step: Array) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
     whole = LazyTables.whole
     for _ in range(jnp.ndim(step)):  # a state that came out of a vmap
         whole = jax.vmap(whole)
-    return whole(tables, x, z, step)
+    return whole(tables, step)
 
 
 @HurriedJit

@@ -7,9 +7,12 @@ the published test rows. MNIST: see `auc_tasks`.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import functools
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from sklearn.preprocessing import StandardScaler
 from bilevax import data
 from bilevax.applications.auc import AveragePrecisionClassifier, PartialAUCClassifier
 from bilevax.experiments import auc_tasks
+from bilevax.experiments.kept import Kept
 from bilevax.experiments.report import Report, spread
 
 VALIDATION = 0.2
@@ -41,6 +45,7 @@ class AUCOptions:
       steps: of our classifiers.
       rows: the most training rows; None takes all.
       tasks: those of the tasks.
+      processes: fits that are made at a time, a core each.
     """
 
     data: tuple[str, ...] = ("w8a", "a8a")
@@ -52,6 +57,7 @@ class AUCOptions:
     steps: int = 2000
     rows: int | None = None
     tasks: auc_tasks.TaskOptions = dataclasses.field(default_factory=auc_tasks.TaskOptions)
+    processes: int = 1
 
     def quick(self) -> AUCOptions:
         """A short check: one split of few rows, one run of few steps."""
@@ -60,8 +66,16 @@ class AUCOptions:
         )
 
 
-def run(options: AUCOptions, folder: str | Path, *, quick: bool = False) -> dict[str, list[dict[str, Any]]]:
+def run(
+    options: AUCOptions, folder: str | Path, *, quick: bool = False, resume: bool = False
+) -> dict[str, list[dict[str, Any]]]:
     """Fits everything; writes a table per data set, and one of the tasks.
+
+    Args:
+      options: what to run.
+      folder: where tables go, and `kept.json` with what every fit came to.
+      quick: a short check.
+      resume: fit only what the folder does not have; other parts, data and seeds may be asked for.
 
     Returns:
       The rows of the tables, by name.
@@ -71,10 +85,31 @@ def run(options: AUCOptions, folder: str | Path, *, quick: bool = False) -> dict
     if unknown:
         raise ValueError(f"parts must be of 'classifiers' and 'tasks', got {sorted(unknown)}")
     report = Report(folder, options, quick=quick)
+    free = ("data", "parts", "seeds", "processes")
+    same = {name: value for name, value in dataclasses.asdict(options).items() if name not in free}
+    kept = Kept(Path(folder) / "kept.json", same, resume=resume)
     seeds = range(options.seed, options.seed + options.seeds)
+    names = options.data if "classifiers" in options.parts else ()
+    jobs = {
+        f"{name}, {title}, seed {seed}": functools.partial(fitted, name, title, options, seed)
+        for name in names
+        for title in reversed(classifiers(options))  # ours take longest
+        for seed in seeds
+    }
+    if "tasks" in options.parts:
+        jobs |= {
+            f"tasks, {title}, seed {seed}": functools.partial(auc_tasks.fitted, title, options.tasks, seed)
+            for title in auc_tasks.METHODS
+            for seed in seeds
+        }
+    found = kept.fill(jobs, options.processes, alone=True)
     tables: dict[str, list[dict[str, Any]]] = {}
-    for name in options.data if "classifiers" in options.parts else ():
-        tables[name] = _compared(name, options, seeds)
+    for name in names:
+        lines = {
+            title: [found[f"{name}, {title}, seed {seed}"] for seed in seeds]
+            for title in classifiers(options)
+        }
+        tables[name] = [_row(title, fits, options) for title, fits in lines.items()]
         note = (
             "Mean ± standard deviation over splits, on the published test rows. partial AUC: the area up to "
             f"the false positive rate {options.max_fpr:g}, divided by it (scikit-learn's max_fpr rescales "
@@ -82,7 +117,10 @@ def run(options: AUCOptions, folder: str | Path, *, quick: bool = False) -> dict
         )
         report.table(f"auc_{name}", tables[name], f"Ranking the rows of {name}", note)
     if "tasks" in options.parts:
-        tables["tasks"] = auc_tasks.compared(options.tasks, seeds)
+        lines = {
+            title: [found[f"tasks, {title}, seed {seed}"] for seed in seeds] for title in auc_tasks.METHODS
+        }
+        tables["tasks"] = auc_tasks.table(lines)
         report.table("auc_tasks", tables["tasks"], "AUC of ten tasks under one network", auc_tasks.NOTE)
     report.finish()
     return tables
@@ -110,71 +148,107 @@ def _measures(max_fpr: float) -> dict[str, Any]:
     }
 
 
-def _compared(name: str, options: AUCOptions, seeds: range) -> list[dict[str, Any]]:
-    """Every method's measures on the test rows."""
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """A split of a data set: rows to fit, rows to choose by, and the published test rows."""
+
+    X: np.ndarray
+    y: np.ndarray
+    X_held: np.ndarray
+    y_held: np.ndarray
+    X_test: np.ndarray
+    y_test: np.ndarray
+
+
+Fit = Callable[[Parts, AUCOptions, int], dict[str, tuple[float, np.ndarray]]]
+
+
+def classifiers(options: AUCOptions) -> dict[str, Fit]:
+    """Every method, as a function of a split: seconds and scores of the test rows, for every measure."""
+    return {
+        "logistic regression": functools.partial(_regression, False, None),
+        "logistic regression, balanced": functools.partial(_regression, False, "balanced"),
+        "logistic regression, standardised": functools.partial(_regression, True, None),
+        "logistic regression, balanced, standardised": functools.partial(_regression, True, "balanced"),
+        f"PartialAUCClassifier({options.max_fpr:g})": _partial,
+        "AveragePrecisionClassifier()": _average_precision,
+    }
+
+
+def fitted(name: str, title: str, options: AUCOptions, seed: int) -> dict[str, Any]:
+    """The measures of one method on the test rows of one split, and its seconds."""
     whole = data.load(name)
     X, y = whole.X[: options.rows].toarray(), whole.y[: options.rows] > 0
-    X_test, y_test = whole.X_test.toarray(), whole.y_test > 0
+    train, held = data.split_rows(len(y), VALIDATION, seed=seed)
+    parts = Parts(X[train], y[train], X[held], y[held], whole.X_test.toarray(), whole.y_test > 0)
+    print(f"{name}, {title}, seed {seed}", flush=True)
+    found = classifiers(options)[title](parts, options, seed)
     measures = _measures(options.max_fpr)
-    found: dict[str, dict[str, list[float]]] = {}
-    for seed in seeds:
-        train, held = data.split_rows(len(y), VALIDATION, seed=seed)
-        ours = {
-            f"PartialAUCClassifier({options.max_fpr:g})": PartialAUCClassifier(
-                options.max_fpr, max_iter=options.steps, random_state=seed
-            ),
-            "AveragePrecisionClassifier()": AveragePrecisionClassifier(
-                max_iter=options.steps, random_state=seed
-            ),
-        }
-        for title, values in _regressions(X[train], y[train], X[held], y[held], X_test, options).items():
-            line = found.setdefault(title, {})
-            for measure, (seconds, scores) in values.items():
-                line.setdefault(measure, []).append(measures[measure](y_test, scores))
-                line.setdefault("seconds", []).append(seconds)
-        for title, model in ours.items():
-            print(f"{name}, {title}, seed {seed}")
-            began = time.perf_counter()
-            model.fit(X[train], y[train])
-            line = found.setdefault(title, {})
-            line.setdefault("seconds", []).append(time.perf_counter() - began)
-            scores = model.decision_function(X_test)
-            for measure, function in measures.items():
-                line.setdefault(measure, []).append(function(y_test, scores))
-    return [
-        {"method": title}
-        | {measure: spread(line[measure]) for measure in measures}
-        | {"seconds": f"{np.mean(line['seconds']):.1f}"}
-        for title, line in found.items()
-    ]
+    out: dict[str, Any] = {one: measures[one](parts.y_test, scores) for one, (_, scores) in found.items()}
+    return out | {"seconds": float(np.mean([seconds for seconds, _ in found.values()]))}
 
 
-def _regressions(
-    X: np.ndarray,
-    y: np.ndarray,
-    X_held: np.ndarray,
-    y_held: np.ndarray,
-    X_test: np.ndarray,
-    options: AUCOptions,
-) -> dict[str, dict[str, tuple[float, np.ndarray]]]:
-    """For every kind of logistic regression and every measure: seconds, and the scores of the test rows."""
-    out: dict[str, dict[str, tuple[float, np.ndarray]]] = {}
-    scaler = StandardScaler().fit(X)
-    for scaled in (False, True):
-        parts = [scaler.transform(one) if scaled else one for one in (X, X_held, X_test)]
-        for weight in (None, "balanced"):
-            title = f"logistic regression{', balanced' * (weight is not None)}{', standardised' * scaled}"
-            trials: list[tuple[float, np.ndarray, np.ndarray]] = []
-            for strength in options.strengths:
-                began = time.perf_counter()
-                model = LogisticRegression(C=strength, class_weight=weight, max_iter=300)
-                with warnings.catch_warnings():  # the largest C need not converge to be judged
-                    warnings.simplefilter("ignore", ConvergenceWarning)
-                    model.fit(parts[0], y)
-                held, test = (np.asarray(model.decision_function(one)) for one in parts[1:])
-                trials.append((time.perf_counter() - began, held, test))
-            out[title] = {}
-            for measure, function in _measures(options.max_fpr).items():
-                best = max(trials, key=lambda trial, function=function: function(y_held, trial[1]))
-                out[title][measure] = best[0], best[2]
+def _row(title: str, fits: list[dict[str, Any]], options: AUCOptions) -> dict[str, Any]:
+    measured = {one: spread([fit[one] for fit in fits]) for one in _measures(options.max_fpr)}
+    return {"method": title} | measured | {"seconds": f"{np.mean([fit['seconds'] for fit in fits]):.1f}"}
+
+
+def _partial(parts: Parts, options: AUCOptions, seed: int) -> dict[str, tuple[float, np.ndarray]]:
+    model = PartialAUCClassifier(options.max_fpr, max_iter=options.steps, random_state=seed)
+    return _scored(model, parts, options)
+
+
+def _average_precision(parts: Parts, options: AUCOptions, seed: int) -> dict[str, tuple[float, np.ndarray]]:
+    return _scored(AveragePrecisionClassifier(max_iter=options.steps, random_state=seed), parts, options)
+
+
+def _scored(model: Any, parts: Parts, options: AUCOptions) -> dict[str, tuple[float, np.ndarray]]:
+    """One model for all measures."""
+    began = time.perf_counter()
+    model.fit(parts.X, parts.y)
+    seconds, scores = time.perf_counter() - began, model.decision_function(parts.X_test)
+    return dict.fromkeys(_measures(options.max_fpr), (seconds, scores))
+
+
+def _regression(
+    scaled: bool, weight: str | None, parts: Parts, options: AUCOptions, seed: int
+) -> dict[str, tuple[float, np.ndarray]]:
+    """A logistic regression for every measure: that whose C does best on the rows to choose by."""
+    scaler = StandardScaler().fit(parts.X)
+    X, X_held, X_test = (
+        scaler.transform(one) if scaled else one for one in (parts.X, parts.X_held, parts.X_test)
+    )
+    trials: list[tuple[float, np.ndarray, np.ndarray]] = []
+    for strength in options.strengths:
+        began = time.perf_counter()
+        model = LogisticRegression(C=strength, class_weight=weight, max_iter=300)
+        with warnings.catch_warnings():  # the largest C need not converge to be judged
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            model.fit(X, parts.y)
+        held, test = (np.asarray(model.decision_function(one)) for one in (X_held, X_test))
+        trials.append((time.perf_counter() - began, held, test))
+    out = {}
+    for measure, function in _measures(options.max_fpr).items():
+        best = max(trials, key=lambda trial, function=function: function(parts.y_held, trial[1]))
+        out[measure] = best[0], best[2]
     return out
+
+
+def main(words: list[str] | None = None) -> None:
+    """`python -m bilevax.experiments.auc`: `bilevax reproduce auc` without the extra `cli`."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--data", nargs="*", default=AUCOptions.data)
+    parser.add_argument("--parts", nargs="*", default=AUCOptions.parts)
+    for name in ("seeds", "seed", "processes"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(AUCOptions, name))
+    parser.add_argument("--out", default="results/auc")
+    parser.add_argument("--resume", action="store_true", help="fit only what is missing in the folder")
+    parser.add_argument("--quick", action="store_true", help="a short check")
+    given = parser.parse_args(words)
+    numbers = {name: getattr(given, name) for name in ("seeds", "seed", "processes")}
+    options = AUCOptions(tuple(given.data), tuple(given.parts), **numbers)
+    run(options, given.out, quick=given.quick, resume=given.resume)
+
+
+if __name__ == "__main__":
+    main()

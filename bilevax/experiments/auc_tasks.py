@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,14 @@ NOTE = (
     "Adam's steps of 0.001; the others choose their steps themselves."
 )
 TASKS, HIDDEN = 10, 128
+METHODS = (
+    "cross-entropy, a network per task",
+    "cross-entropy, as images come",
+    "cross-entropy, balanced",
+    "AUC, MMBO",
+    "AUC, MMBO, Adam",
+    "AUC, BSVRBv2, Adam",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,33 +130,36 @@ def logits(x: PyTree, task: Any, rows: Array) -> Array:
     return features(x, rows) @ x["heads"][task] + x["head_bias"][task]
 
 
-def compared(options: TaskOptions, seeds: range) -> list[dict[str, Any]]:
-    """Every method's AUC on the test images."""
+def fitted(title: str, options: TaskOptions, seed: int) -> dict[str, Any]:
+    """The AUC of every task on the test images, by one method, and its seconds."""
     digits = load_digits()
-    found: dict[str, list[np.ndarray]] = {}
-    seconds: dict[str, list[float]] = {}
-    for seed in seeds:
-        random = np.random.default_rng(seed)
-        chosen = random.permutation(len(digits.digit))[: options.images]
-        rows = digits.rows[chosen]
-        labels = task_labels(digits.digit[chosen], options.positives, random)
-        for name, method in _methods(rows, labels, options, seed).items():
-            print(f"tasks, {name}, seed {seed}")
-            began = time.perf_counter()
-            scores = np.asarray(method(digits.test_rows))
-            seconds.setdefault(name, []).append(time.perf_counter() - began)
-            areas = [roc_auc_score(digits.test_digit == task, scores[:, task]) for task in range(TASKS)]
-            found.setdefault(name, []).append(np.array(areas))
-    return [
-        {
-            "method": name,
-            "test AUC": spread([one.mean() for one in areas]),
-            "worst": f"{np.mean([one.min() for one in areas]):.4f}",
-            "between tasks": f"{np.mean([one.std(ddof=1) for one in areas]):.4f}",
-            "seconds": f"{np.mean(seconds[name]):.1f}",
-        }
-        for name, areas in found.items()
-    ]
+    random = np.random.default_rng(seed)
+    chosen = random.permutation(len(digits.digit))[: options.images]
+    labels = task_labels(digits.digit[chosen], options.positives, random)
+    method = _methods(digits.rows[chosen], labels, options, seed)[title]
+    print(f"tasks, {title}, seed {seed}", flush=True)
+    began = time.perf_counter()
+    scores = np.asarray(method(digits.test_rows))
+    seconds = time.perf_counter() - began
+    areas = [float(roc_auc_score(digits.test_digit == task, scores[:, task])) for task in range(TASKS)]
+    return {"areas": areas, "seconds": seconds}
+
+
+def table(found: Mapping[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """A line for every method, from what its seeds came to."""
+    rows = []
+    for title, fits in found.items():
+        areas = np.array([fit["areas"] for fit in fits])  # (seeds, tasks)
+        rows.append(
+            {
+                "method": title,
+                "test AUC": spread(areas.mean(1)),
+                "worst": f"{areas.min(1).mean():.4f}",
+                "between tasks": f"{areas.std(1, ddof=1).mean():.4f}",
+                "seconds": f"{np.mean([fit['seconds'] for fit in fits]):.1f}",
+            }
+        )
+    return rows
 
 
 Method = Callable[[np.ndarray], Array]
@@ -210,14 +221,8 @@ def _methods(rows: np.ndarray, labels: np.ndarray, options: TaskOptions, seed: i
 
         return fit
 
-    return {
-        "cross-entropy, a network per task": own,
-        "cross-entropy, as images come": as_they_come,
-        "cross-entropy, balanced": balanced,
-        "AUC, MMBO": area(bx.MMBO()),
-        "AUC, MMBO, Adam": area(bx.MMBO(adam)),
-        "AUC, BSVRBv2, Adam": area(bx.BSVRBv2(adam)),
-    }
+    solvers = (bx.MMBO(), bx.MMBO(adam), bx.BSVRBv2(adam))
+    return dict(zip(METHODS, (own, as_they_come, balanced, *map(area, solvers)), strict=True))
 
 
 def _cross_entropy(x: PyTree, task: Any, batch: PyTree) -> Array:

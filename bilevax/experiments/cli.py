@@ -37,6 +37,7 @@ Quick = Annotated[bool, typer.Option("--quick", help="a check of about a minute,
 Protocol = Annotated[str, typer.Option(help="ours, or paper: by the paper's own rules")]
 Resume = Annotated[bool, typer.Option("--resume", help="run only what is missing in the folder")]
 Processes = Annotated[int, typer.Option(help="how many results are computed at a time", min=1)]
+Alone = Annotated[int, typer.Option(help="how many runs are made at a time, a core each", min=1)]
 TheoremFamily = Annotated[
     str, typer.Option(help="quadratic, or curved: blocks whose Hessian and Jacobian move with x and y")
 ]
@@ -189,6 +190,8 @@ def auc(
     ] = None,
     seeds: Annotated[int, typer.Option(help="splits, and runs of every method", min=1)] = 5,
     seed: Seed = 0,
+    processes: Alone = 1,
+    resume: Resume = False,
     out: Out = RESULTS,
     quick: Quick = False,
 ) -> None:
@@ -196,8 +199,8 @@ def auc(
     with errors_as_messages():
         from bilevax.experiments import auc
 
-        options = auc.AUCOptions(seeds=seeds, seed=seed, **given(data=data, parts=part))
-        auc.run(options, out / "auc", quick=quick)
+        options = auc.AUCOptions(seeds=seeds, seed=seed, processes=processes, **given(data=data, parts=part))
+        auc.run(options, out / "auc", quick=quick, resume=resume)
 
 
 @experiment(BEYOND, "meta --family sines --seeds 2")
@@ -211,6 +214,8 @@ def meta(
     tuning_seconds: Annotated[float, typer.Option(help="of each of nine settings", min=0)] = 20.0,
     seeds: Seeds = 5,
     seed: Seed = 0,
+    processes: Alone = 1,
+    resume: Resume = False,
     out: Out = RESULTS,
     quick: Quick = False,
 ) -> None:
@@ -219,10 +224,15 @@ def meta(
         from bilevax.experiments import meta
 
         options = meta.MetaOptions(
-            tasks=tasks, seconds=seconds, tuning_seconds=tuning_seconds, seeds=seeds, seed=seed,
+            tasks=tasks,
+            seconds=seconds,
+            tuning_seconds=tuning_seconds,
+            seeds=seeds,
+            seed=seed,
+            processes=processes,
             **given(families=family, methods=method),
-        )  # fmt: skip
-        meta.run(options, out / "meta", quick=quick)
+        )
+        meta.run(options, out / "meta", quick=quick, resume=resume)
 
 
 @experiment(PAPER, "ndcg --data ml-1m --method k-song --seeds 2")

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +125,7 @@ def run(
         for seed in seeds  # parts of one split follow each other: several have the same panel
         for part in options.parts
     }
-    with _alone() if options.processes > 1 else nullcontext():
-        results = kept.fill(jobs, options.processes)
+    results = kept.fill(jobs, options.processes, alone=True)
     tables: dict[str, list[dict[str, Any]]] = {}
     for part in options.parts:
         found = [_measured_from(results[f"{part}, split {seed}"]) for seed in seeds]
@@ -165,22 +162,6 @@ def _measured_from(kept: list[dict[str, Any]]) -> Measured:
             np.asarray(one["losses"]), one["by_row"], below, one["seconds"]
         )
     return out
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Processes that are started here keep to one thread each, and to the CPU."""
-    own = {"JAX_PLATFORMS": "cpu"} | {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
-    before = {name: os.environ.get(name) for name in own}
-    os.environ.update(own)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def job(options: GroupedOptions, part: str, seed: int) -> list[dict[str, Any]]:

@@ -7,7 +7,8 @@ import json
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +60,14 @@ class Kept:
             self._keep(name, compute())
         return self.results[name]
 
-    def fill(self, tasks: Mapping[str, Task], processes: int = 1) -> dict[str, Any]:
+    def fill(self, tasks: Mapping[str, Task], processes: int = 1, *, alone: bool = False) -> dict[str, Any]:
         """The results of all tasks, by name; those that are missing are computed, in several processes.
 
         Args:
           tasks: what computes each result; with several processes it must be picklable. Long ones first.
           processes: how many run at a time; 1 stays in this process.
+          alone: whether every process has a core to itself and stays away from accelerators, as tasks need
+            that measure time or have many small arrays.
 
         Returns:
           The results of the tasks.
@@ -73,7 +76,11 @@ class Kept:
         if processes > 1 and len(missing) > 1:
             # A fork of a process that runs JAX may hang.
             context = multiprocessing.get_context("spawn")
-            with concurrent.futures.ProcessPoolExecutor(processes, context, _quietly) as pool:
+            free, cores = _cores(), context.SimpleQueue()
+            for number in range(processes if alone else 0):
+                cores.put(free[number % len(free)])
+            pool = concurrent.futures.ProcessPoolExecutor(processes, context, _begin, (cores, alone))
+            with _one_thread() if alone else nullcontext(), pool:
                 waiting = {pool.submit(task): name for name, task in missing.items()}
                 for count, done in enumerate(concurrent.futures.as_completed(waiting), 1):
                     self._keep(waiting[done], done.result())
@@ -88,6 +95,33 @@ class Kept:
         os.replace(part, self.path)
 
 
-def _quietly() -> None:
-    """Keeps the messages of many processes from mixing."""
+def _cores() -> list[int]:
+    """The cores that this process may use: all of them on a system that cannot tell."""
+    return (
+        sorted(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else list(range(os.cpu_count() or 1))
+    )
+
+
+def _begin(cores: Any, alone: bool) -> None:
+    """Keeps the messages of many processes from mixing, and this process to a core if it is `alone`."""
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the life of the process
+    if alone and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {cores.get()})
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Processes that are started here keep to one thread each, and to the CPU."""
+    own = {"JAX_PLATFORMS": "cpu"} | {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

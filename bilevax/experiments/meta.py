@@ -3,7 +3,8 @@
 Every method sees the same training tasks. Its step sizes are chosen from a grid of nine, by the loss on
 validation tasks, after equally many seconds each; so is the number of steps that it takes on a new task. Then
 it is run from several seeds, again for equally many seconds. Seconds are those of the processor, compilation
-left out: they do not depend on what else the machine does.
+left out: they hardly depend on what else the machine does. What trials and runs find is written at once, and
+several may be made at a time.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.flatten_util import ravel_pytree
 
+from bilevax.experiments.arguments import check_names, make_parser, read_options
+from bilevax.experiments.kept import Kept
 from bilevax.experiments.meta_methods import METHODS, STEPS, Adapter, Method, Setting, moved, pull
 from bilevax.experiments.meta_tasks import Family, Params, Tasks, digits, predict, sines
 from bilevax.experiments.report import Report
 
-FAMILIES = {"sines": sines, "digits": digits}
+FAMILIES: dict[str, Callable[[], Family]] = {"sines": sines, "digits": digits}
 ADAPTED = (1, 5, 10, 20, 50, 100, 200)  # steps on a new task
+NEWTON = 5  # at most, where they are Newton's
+TUNING = 1000  # what is added to the first seed for the tasks of the tuning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +48,7 @@ class MetaOptions:
       tuning_seconds: of each of the nine settings.
       seeds: runs with the chosen setting, each with its own tasks.
       seed: the first of them.
+      processes: trials and runs that are made at a time, a core each.
     """
 
     families: tuple[str, ...] = ("sines", "digits")
@@ -52,6 +60,7 @@ class MetaOptions:
     tuning_seconds: float = 20.0
     seeds: int = 5
     seed: int = 0
+    processes: int = 1
 
     def quick(self) -> MetaOptions:
         """A short check."""
@@ -65,35 +74,74 @@ class Learnt:
     """What a run of a method has come to.
 
     Attributes:
-      adapter: what is applied to new tasks.
+      adapters: what may be applied to new tasks.
       steps: taken.
       seconds: they took.
     """
 
-    adapter: Adapter
+    adapters: tuple[Adapter, ...]
     steps: int
     seconds: float
 
 
-def run(options: MetaOptions, folder: str | Path, *, quick: bool = False) -> dict[str, list[dict[str, Any]]]:
+def run(
+    options: MetaOptions, folder: str | Path, *, quick: bool = False, resume: bool = False
+) -> dict[str, list[dict[str, Any]]]:
     """Tunes and runs everything; writes a table per family.
+
+    Args:
+      options: what to run.
+      folder: where tables go, and `kept.json` with what every trial and run found.
+      quick: a short check.
+      resume: run only what the folder does not have; other families, methods and seeds may be asked for.
 
     Returns:
       The rows of the tables, by family.
     """
     options = options.quick() if quick else options
-    unknown = [name for name in options.families if name not in FAMILIES]
-    unknown += [name for name in options.methods if name not in METHODS]
-    if unknown:
-        raise ValueError(f"families are {list(FAMILIES)}, methods {list(METHODS)}, got {unknown}")
+    check_names("families", options.families, FAMILIES)
+    check_names("methods", options.methods, METHODS)
     report = Report(folder, options, quick=quick)
+    free = ("families", "methods", "seeds", "processes")
+    same = {name: value for name, value in dataclasses.asdict(options).items() if name not in free}
+    kept = Kept(Path(folder) / "kept.json", same, resume=resume)
+    pairs = [(family, method) for family in options.families for method in options.methods]
+    trials = {
+        f"{family}, {method}, setting {number}": functools.partial(trial, options, family, method, number)
+        for family, method in pairs
+        for number in range(len(METHODS[method].settings(family)))
+    }
+    found = kept.fill(trials, options.processes, alone=True)
+    chosen = {
+        (family, method): _best(
+            [one for name, one in found.items() if name.startswith(f"{family}, {method},")]
+        )
+        for family, method in pairs
+    }
+    seeds = range(options.seed, options.seed + options.seeds)
+    runs = {
+        f"{family}, {method}, seed {seed}": functools.partial(
+            measure, options, family, method, chosen[family, method][0], seed
+        )
+        for seed in seeds
+        for family, method in pairs
+    }
+    found = kept.fill(runs, options.processes, alone=True)
     tables = {}
-    for name in options.families:
-        tables[name] = _compared(FAMILIES[name](), options)
+    for family in options.families:
+        tables[family] = [
+            _row(
+                family,
+                method,
+                *chosen[family, method],
+                [found[f"{family}, {method}, seed {seed}"] for seed in seeds],
+            )
+            for method in options.methods
+        ]
         report.table(
-            f"meta_{name}",
-            tables[name],
-            f"New tasks after adaptation, {name}",
+            f"meta_{family}",
+            tables[family],
+            f"New tasks after adaptation, {family}",
             "loss: mean over seeds of the mean query loss of test tasks ± its standard error; "
             f"{options.tasks} training tasks, {options.seconds:g} processor seconds each.",
         )
@@ -101,44 +149,69 @@ def run(options: MetaOptions, folder: str | Path, *, quick: bool = False) -> dic
     return tables
 
 
-def _compared(family: Family, options: MetaOptions) -> list[dict[str, Any]]:
-    rows = []
-    for name in options.methods:
-        setting, adapted = _chosen(name, family, options)
-        losses, errors, steps, start = [], [], [], []
-        for seed in range(options.seed, options.seed + options.seeds):
-            method = METHODS[name](family, family.draw(options.tasks, seed, "train"), options.per_step)
-            learnt = learn(method, setting, seed, options.seconds)
-            test = family.draw(options.test_tasks, seed, "test")
-            loss, error = judged(family, learnt.adapter, test)
-            losses.append(loss[ADAPTED.index(adapted)])
-            errors.append(error[ADAPTED.index(adapted)])
-            start.append(loss[0])
-            steps.append(learnt.steps)
-        row = {"method": name, "loss": _mean(losses)}
-        row |= {} if family.error is None else {"error rate": _mean(errors)}
+def trial(options: MetaOptions, family: str, method: str, number: int) -> list[list[float]]:
+    """The validation loss of a setting, of every adapter after every number of steps in `ADAPTED`."""
+    found = _judged_run(
+        options, family, method, number, options.seed + TUNING, "validation", options.tuning_seconds
+    )
+    return found["loss"]
+
+
+def measure(options: MetaOptions, family: str, method: str, number: int, seed: int) -> dict[str, Any]:
+    """The same of a run with the chosen setting on test tasks, with errors and the steps that it took."""
+    return _judged_run(options, family, method, number, seed, "test", options.seconds)
+
+
+def _judged_run(
+    options: MetaOptions, family: str, method: str, number: int, seed: int, part: str, seconds: float
+) -> dict[str, Any]:
+    known, kind = _made(FAMILIES[family]), METHODS[method]
+    began = time.perf_counter()
+    learner = kind(known, known.draw(options.tasks, seed, "train"), options.per_step)
+    learnt = learn(learner, kind.settings(family)[number], seed, seconds)
+    tasks = known.draw(options.test_tasks, seed, part)
+    losses, errors = zip(*(judged(known, adapter, tasks) for adapter in learnt.adapters), strict=True)
+    print(
+        f"{family}, {method}, setting {number}, seed {seed}: {time.perf_counter() - began:.0f} s", flush=True
+    )
+    pulls = [adapter.strength for adapter in learnt.adapters]
+    steps = {"steps": learnt.steps, "seconds": learnt.seconds, "pulls": pulls}
+    return {"loss": np.array(losses).tolist(), "error": np.array(errors).tolist()} | steps
+
+
+@functools.cache
+def _made(make: Callable[[], Family]) -> Family:
+    """One family for all runs of a process, as programs are compiled once per family."""
+    return make()
+
+
+def _best(losses: list[list[list[float]]]) -> tuple[int, int, int]:
+    """The numbers of the setting, of the adapter and of the entry of `ADAPTED` with the least loss."""
+    values = np.asarray(losses, float)
+    place = np.argmin(np.where(np.isfinite(values), values, np.inf))
+    setting, adapter, steps = (int(one) for one in np.unravel_index(place, values.shape))
+    return setting, adapter, steps
+
+
+def _row(
+    family: str, method: str, number: int, adapter: int, steps: int, found: list[dict[str, Any]]
+) -> dict[str, Any]:
+    setting = METHODS[method].settings(family)[number]
+    row = {"method": method, "loss": _mean([one["loss"][adapter][steps] for one in found])}
+    if _made(FAMILIES[family]).error is not None:
+        row["error rate"] = _mean([one["error"][adapter][steps] for one in found])
+    row |= {
+        "after one step": _mean([one["loss"][adapter][0] for one in found]),
+        "steps on a new task": ADAPTED[steps],
+        "upper step": setting["upper"],
+    }
+    row |= {"lower step": setting["lower"]} if "lower" in setting else {}
+    if "strength" in setting:
         row |= {
-            "after one step": _mean(start),
-            "steps on a new task": adapted,
-            "upper step": setting["upper"],
-            "lower step": setting["lower"],
+            "pull": setting["strength"],
+            "on a new task": np.mean([one["pulls"][adapter] for one in found]),
         }
-        row |= {"pull": setting["strength"]} if "strength" in setting else {}
-        rows.append(row | {"steps": int(np.mean(steps))})
-    return rows
-
-
-def _chosen(name: str, family: Family, options: MetaOptions) -> tuple[Setting, int]:
-    """The setting and the number of steps on a new task with the least validation loss."""
-    seed = options.seed + options.seeds
-    method = METHODS[name](family, family.draw(options.tasks, seed, "train"), options.per_step)
-    validation = family.draw(options.test_tasks, seed, "validation")
-    found = []
-    for setting in METHODS[name].settings(family.name):
-        loss, _ = judged(family, learn(method, setting, seed, options.tuning_seconds).adapter, validation)
-        best = int(np.argmin(np.where(np.isfinite(loss), loss, np.inf)))
-        found.append((loss[best] if np.isfinite(loss[best]) else np.inf, setting, ADAPTED[best]))
-    return min(found, key=lambda one: one[0])[1:]
+    return row | {"steps": int(np.mean([one["steps"] for one in found]))}
 
 
 def learn(method: Method, setting: Setting, seed: int, seconds: float) -> Learnt:
@@ -149,32 +222,54 @@ def learn(method: Method, setting: Setting, seed: int, seconds: float) -> Learnt
     while (passed := time.process_time() - began) < seconds:
         state = jax.block_until_ready(method.advance(state, setting, chunks))
         chunks += 1
-    return Learnt(method.adapter(state, setting), chunks * STEPS, passed)
+    return Learnt(method.adapters(state, setting), chunks * STEPS, passed)
 
 
 def judged(family: Family, adapter: Adapter, tasks: Tasks) -> tuple[np.ndarray, np.ndarray]:
-    """The mean query loss of tasks, and their error, after every number of steps in `ADAPTED`."""
-    numbers = jnp.asarray(adapter.rate), jnp.asarray(adapter.strength)
-    found = _adapted(family, adapter.last_only)(adapter.params, *numbers, tasks.support, tasks.query)
-    places = np.asarray(ADAPTED) - 1
+    """The mean query loss of tasks, and their error, after every number of steps in `ADAPTED`.
+
+    Newton's steps are no more than `NEWTON`: what they find does not change after those.
+    """
+    newton = adapter.rate is None
+    numbers = jnp.asarray(0.0 if newton else adapter.rate), jnp.asarray(adapter.strength)
+    program = _adapted(family, adapter.last_only, newton)
+    found = program(adapter.params, *numbers, tasks.support, tasks.query)
+    places = np.minimum(ADAPTED, NEWTON if newton else ADAPTED[-1]) - 1
     loss, wrong = (np.asarray(part)[:, places].mean(0) for part in found)
     return loss, wrong
 
 
 @functools.lru_cache
-def _adapted(family: Family, last_only: bool) -> Any:
+def _adapted(family: Family, last_only: bool, newton: bool) -> Any:
     """A program that takes steps on tasks, and returns the query loss and error after each."""
 
     def one(start: Params, rate: Array, strength: Array, support: Any, query: Any) -> Any:
         def loss(params: Params) -> Array:
             return family.mean_loss(params, support) + pull(params, start, strength)
 
-        def step(params: Params, _: Any) -> tuple[Params, tuple[Array, Array]]:
-            params = moved(params, jax.grad(loss)(params), rate, last_only)
+        def seen(params: Params) -> tuple[Array, Array]:
             out = predict(params, query[0])
             wrong = jnp.zeros(()) if family.error is None else jnp.mean(family.error(out, query[1]))
-            return params, (jnp.mean(family.loss(out, query[1])), wrong)
+            return jnp.mean(family.loss(out, query[1])), wrong
 
+        def step(params: Params, _: Any) -> tuple[Params, tuple[Array, Array]]:
+            params = moved(params, jax.grad(loss)(params), rate, last_only)
+            return params, seen(params)
+
+        flat, as_layer = ravel_pytree(start[-1])
+
+        def of_head(head: Array) -> Params:
+            return [*start[:-1], as_layer(head)]
+
+        def newton_step(head: Array, _: Any) -> tuple[Array, tuple[Array, Array]]:
+            slope, hessian = (
+                derive(lambda one: loss(of_head(one)))(head) for derive in (jax.grad, jax.hessian)
+            )
+            head = head - jnp.linalg.solve(hessian, slope)
+            return head, seen(of_head(head))
+
+        if newton:
+            return jax.lax.scan(newton_step, flat, length=NEWTON)[1]
         return jax.lax.scan(step, start, length=ADAPTED[-1])[1]
 
     return jax.jit(jax.vmap(one, (None, None, None, 0, 0)))
@@ -184,3 +279,16 @@ def _mean(values: Any) -> str:
     values = np.asarray(values, float)
     error = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else float("nan")
     return f"{values.mean():.4f} ± {error:.4f}"
+
+
+def main(words: list[str] | None = None) -> None:
+    """`python -m bilevax.experiments.meta`: `bilevax reproduce meta` without the extra `cli`."""
+    parser = make_parser(MetaOptions, __doc__, "results/meta")
+    parser.add_argument("--resume", action="store_true", help="run only what is missing in the folder")
+    parser.add_argument("--quick", action="store_true", help="a short check")
+    given = parser.parse_args(words)
+    run(read_options(MetaOptions, given), given.out, quick=given.quick, resume=given.resume)
+
+
+if __name__ == "__main__":
+    main()

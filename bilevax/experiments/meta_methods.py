@@ -29,27 +29,30 @@ import bilevax as bx
 from bilevax.experiments.meta_tasks import Family, Params, Tasks
 
 Setting = dict[str, float]
-STEPS = 50  # of a chunk
+STEPS = 60  # of a chunk
 INNER = 5  # unrolled steps of MAML and ANIL
 UPPER = (1e-3, 3e-3, 1e-2)
 LOWER = {"sines": (0.003, 0.01, 0.03), "digits": (0.03, 0.1, 0.3)}
-STRENGTHS = {"sines": (0.3, 1.0, 3.0), "digits": (0.03, 0.1, 0.3)}
-FIXED = {"sines": 0.02, "digits": 0.1}  # the lower step of bilevax
+STRENGTHS = {"sines": (3.0, 10.0, 30.0), "digits": (0.03, 0.1, 0.3)}
+FIXED = {"sines": 0.003, "digits": 0.3}  # the lower step of a network per task
+VISITS = {"sines": 1, "digits": 5}  # of a network per task, in a row
+HEAD_STRENGTHS = (0.01, 0.1, 1.0)  # where the pull on heads begins
+HEAD_VISITS = 3  # of a head, in a row: for its solution, then for v there, then for x
 
 
 @dataclasses.dataclass(frozen=True)
 class Adapter:
-    """How a learnt network is fitted to a new task: gradient steps of its loss.
+    """How a learnt network is fitted to a new task: gradient steps of its loss, or Newton's.
 
     Attributes:
       params: where to begin.
-      rate: of the steps.
+      rate: of the steps; None for Newton's.
       strength: λ of the pull back to the start.
       last_only: whether only the last layer moves.
     """
 
     params: Params
-    rate: float
+    rate: float | None
     strength: float = 0.0
     last_only: bool = False
 
@@ -82,8 +85,8 @@ class Method(abc.ABC):
         """The state `STEPS` steps later; `chunk` counts the calls."""
 
     @abc.abstractmethod
-    def adapter(self, state: Any, setting: Setting) -> Adapter:
-        """What is applied to new tasks."""
+    def adapters(self, state: Any, setting: Setting) -> tuple[Adapter, ...]:
+        """What may be applied to new tasks; validation tasks choose."""
 
 
 class Gradient(Method):
@@ -102,8 +105,8 @@ class Gradient(Method):
     def value(cls, family: Family, params: Params, support: Any, query: Any, setting: Any) -> Array:
         """What is minimised, on the rows of some tasks."""
 
-    def adapter(self, state: Any, setting: Setting) -> Adapter:
-        return Adapter(state[0], setting["lower"])
+    def adapters(self, state: Any, setting: Setting) -> tuple[Adapter, ...]:
+        return (Adapter(state[0], setting["lower"]),)
 
 
 class Joint(Gradient):
@@ -131,8 +134,8 @@ class MAML(Gradient):
 
         return jnp.mean(jax.vmap(one)(support, query))
 
-    def adapter(self, state: Any, setting: Setting) -> Adapter:
-        return Adapter(state[0], setting["lower"], last_only=self.last_only)
+    def adapters(self, state: Any, setting: Setting) -> tuple[Adapter, ...]:
+        return (Adapter(state[0], setting["lower"], last_only=self.last_only),)
 
 
 class ANIL(MAML):
@@ -141,28 +144,62 @@ class ANIL(MAML):
     last_only = True
 
 
-class Bilevax(Method):
-    """A prior, by `bilevax.SOBA` on offsets from it."""
+class InARow(bx.SOBA):
+    """SOBA that visits the same tasks several times in a row.
+
+    Of a thousand tasks a step sees 25. After forty steps, the network of a task and its v belong to another
+    prior: the first visits bring them back, and the next ones use them.
+    """
+
+    times: int = eqx.field(static=True, default=1)
+
+    def draw(self, problem: bx.Problem, state: bx.State) -> Any:
+        """The tasks and rows of a step: those of the step before, or new ones."""
+        return state.sampler.draw(problem, state.step // self.times)
+
+
+class SolvedHeads(bx.BlockNewton):
+    """BlockNewton that visits the same tasks until their heads are solved; then x moves."""
+
+    def draw(self, problem: bx.Problem, state: bx.State) -> Any:
+        """The tasks and rows of a step: those of the step before, or new ones."""
+        return state.sampler.draw(problem, state.step // HEAD_VISITS)
+
+
+def _at_the_last_visit(step: Any, **_: Any) -> Any:
+    return step % HEAD_VISITS == HEAD_VISITS - 1
+
+
+class Bilevel(Method):
+    """A method of bilevax: the tasks are blocks."""
+
+    @abc.abstractmethod
+    def start(self, setting: Setting, seed: int) -> tuple[Any, Any]:
+        """x, and the y that every task starts from."""
 
     @classmethod
-    def settings(cls, family: str) -> list[Setting]:
-        """Its lower step is not tried: λ is."""
-        pulls = STRENGTHS[family]
-        return [{"upper": one, "lower": FIXED[family], "strength": pull} for one in UPPER for pull in pulls]
+    @abc.abstractmethod
+    def solver(cls, family: Family, setting: Any) -> bx.AbstractSolver:
+        """What moves them."""
+
+    @classmethod
+    @abc.abstractmethod
+    def levels(cls, family: Family) -> tuple[Any, Any]:
+        """f and g of (x, y, λ, rows)."""
 
     def begin(self, setting: Setting, seed: int) -> Any:
-        params = self.family.start(jax.random.key(seed))
-        y0 = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(self.tasks), *a.shape)), params)
+        x, y = self.start(setting, seed)
+        y0 = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(self.tasks), *a.shape)), y)
         plan = bx.Sampling(self.per_step, batch_size="all", initial_batch_size=0)
-        problem = self.problem(setting["strength"])
-        return _begun(problem, _arrays(setting), params, y0, jax.random.key(seed), plan)
+        init, _ = _bilevel_programs(type(self), self.family)
+        return init(self.problem(setting), _arrays(setting), x, y0, jax.random.key(seed), plan)
 
     def advance(self, state: Any, setting: Setting, chunk: int) -> Any:
-        return _advanced(self.problem(setting["strength"]), _arrays(setting), state)
+        return _bilevel_programs(type(self), self.family)[1](self.problem(setting), _arrays(setting), state)
 
-    def problem(self, strength: float) -> bx.Problem:
+    def problem(self, setting: Setting) -> bx.Problem:
         """The tasks as blocks, each with λ as its constant."""
-        strengths = jnp.full(len(self.tasks), strength)
+        strengths = jnp.full(len(self.tasks), setting["strength"])
         return eqx.tree_at(lambda problem: problem.blocks, self._problem, strengths)
 
     @functools.cached_property
@@ -171,11 +208,72 @@ class Bilevax(Method):
             flat = tuple(a.reshape(-1, *a.shape[2:]) for a in part)
             return bx.PerBlock(flat, np.arange(len(part[0]) + 1) * part[0].shape[1])
 
-        blocks = jnp.zeros(len(self.tasks))
-        return bx.Problem(*_levels(self.family), blocks, rows(self.tasks.query), rows(self.tasks.support))
+        blocks, levels = jnp.zeros(len(self.tasks)), _levels(type(self), self.family)
+        return bx.Problem(*levels, blocks, rows(self.tasks.query), rows(self.tasks.support))
 
-    def adapter(self, state: Any, setting: Setting) -> Adapter:
-        return Adapter(state.x, setting["lower"], setting["strength"])
+
+class Networks(Bilevel):
+    """A prior, by `bilevax.SOBA` on offsets from it: a network per task."""
+
+    @classmethod
+    def settings(cls, family: str) -> list[Setting]:
+        """Its lower step is not tried: λ is."""
+        pulls = STRENGTHS[family]
+        return [{"upper": one, "lower": FIXED[family], "strength": pull} for one in UPPER for pull in pulls]
+
+    def start(self, setting: Setting, seed: int) -> tuple[Any, Any]:
+        params = self.family.start(jax.random.key(seed))
+        return params, params
+
+    @classmethod
+    def solver(cls, family: Family, setting: Any) -> bx.AbstractSolver:
+        return InARow(adam(setting["upper"]), lower_step=setting["lower"], times=VISITS[family.name])
+
+    @classmethod
+    def levels(cls, family: Family) -> tuple[Any, Any]:
+        def upper(x: Params, y: Params, block: Array, batch: Any) -> Array:
+            return family.mean_loss(y, batch)
+
+        def lower(x: Params, y: Params, block: Array, batch: Any) -> Array:
+            return family.mean_loss(y, batch) + pull(y, x, block)
+
+        return upper, bx.argmin(lower, around=lambda x: x)
+
+    def adapters(self, state: Any, setting: Setting) -> tuple[Adapter, ...]:
+        """With the pull that the prior was learnt with, and without: steps that are few stay near it, too."""
+        return tuple(Adapter(state.x, setting["lower"], pull) for pull in (setting["strength"], 0.0))
+
+
+class Heads(Bilevel):
+    """Shared layers, a prior of the last one and λ, by Newton steps on a last layer per task."""
+
+    @classmethod
+    def settings(cls, family: str) -> list[Setting]:
+        """λ is learnt: the settings say where it begins."""
+        return [{"upper": one, "strength": pull} for one in UPPER for pull in HEAD_STRENGTHS]
+
+    def start(self, setting: Setting, seed: int) -> tuple[Any, Any]:
+        params = self.family.start(jax.random.key(seed))
+        return {"layers": params, "log_strength": jnp.log(setting["strength"])}, params[-1]
+
+    @classmethod
+    def solver(cls, family: Family, setting: Any) -> bx.AbstractSolver:
+        last = optax.conditionally_mask(adam(setting["upper"]), _at_the_last_visit)
+        return SolvedHeads(last, alpha=1.0, beta=1.0)
+
+    @classmethod
+    def levels(cls, family: Family) -> tuple[Any, Any]:
+        def upper(x: Any, y: Any, block: Array, batch: Any) -> Array:
+            return family.mean_loss([*x["layers"][:-1], y], batch)
+
+        def lower(x: Any, y: Any, block: Array, batch: Any) -> Array:
+            return upper(x, y, block, batch) + pull(y, x["layers"][-1], jnp.exp(x["log_strength"]))
+
+        return upper, bx.argmin(lower, around=lambda x: x["layers"][-1])
+
+    def adapters(self, state: Any, setting: Setting) -> tuple[Adapter, ...]:
+        strength = float(jnp.exp(state.x["log_strength"]))
+        return (Adapter(state.x["layers"], None, strength, last_only=True),)
 
 
 def adam(rate: Any) -> optax.GradientTransformation:
@@ -183,38 +281,25 @@ def adam(rate: Any) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
 
 
-def solver(setting: Any) -> bx.SOBA:
-    """SOBA with the same above."""
-    return bx.SOBA(adam(setting["upper"]), lower_step=setting["lower"])
+@functools.lru_cache
+def _levels(kind: type[Bilevel], family: Family) -> tuple[Any, Any]:
+    """The same functions for all tasks, so that they are compiled once."""
+    return kind.levels(family)
 
 
 @functools.lru_cache
-def _levels(family: Family) -> tuple[Any, Any]:
-    """f and g: the same functions for all tasks, so that they are compiled once."""
+def _bilevel_programs(kind: type[Bilevel], family: Family) -> tuple[Any, Any]:
+    """The start and a chunk of steps, compiled once for all tasks and settings."""
 
-    def upper(x: Params, y: Params, block: Array, batch: Any) -> Array:
-        return family.mean_loss(y, batch)
+    @eqx.filter_jit
+    def init(problem: bx.Problem, setting: Any, x: Any, y0: Any, key: Array, plan: bx.Sampling) -> bx.State:
+        return kind.solver(family, setting).init(problem, x, y0, key=key, sampling=plan)
 
-    def lower(x: Params, y: Params, block: Array, batch: Any) -> Array:
-        return family.mean_loss(y, batch) + pull(y, x, block)
+    @eqx.filter_jit
+    def advance(problem: bx.Problem, setting: Any, state: bx.State) -> bx.State:
+        return bx.advance(problem, kind.solver(family, setting), state, STEPS)
 
-    return upper, bx.argmin(lower, around=_whole)
-
-
-def _whole(x: Params) -> Params:
-    return x
-
-
-@eqx.filter_jit
-def _begun(
-    problem: bx.Problem, setting: Any, params: Params, y0: Params, key: Array, plan: bx.Sampling
-) -> bx.State:
-    return solver(setting).init(problem, params, y0, key=key, sampling=plan)
-
-
-@eqx.filter_jit
-def _advanced(problem: bx.Problem, setting: Any, state: bx.State) -> bx.State:
-    return bx.advance(problem, solver(setting), state, STEPS)
+    return init, advance
 
 
 @functools.lru_cache
@@ -255,4 +340,10 @@ def moved(params: Params, slope: Params, rate: Any, last_only: bool) -> Params:
     return [*first, jax.tree.map(lambda a, b: a - rate * b, params[-1], slope[-1])]
 
 
-METHODS: dict[str, type[Method]] = {"joint": Joint, "MAML": MAML, "ANIL": ANIL, "bilevax": Bilevax}
+METHODS: dict[str, type[Method]] = {
+    "joint": Joint,
+    "MAML": MAML,
+    "ANIL": ANIL,
+    "bilevax, networks": Networks,
+    "bilevax, heads": Heads,
+}

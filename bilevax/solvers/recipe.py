@@ -45,7 +45,7 @@ from bilevax._util.trees import PyTree, norm, root_mean_square
 from bilevax.solvers.base import AbstractSolver, renewed_if_due
 from bilevax.solvers.start import start_state
 from bilevax.solvers.start_checks import touched_slots
-from bilevax.solvers.upper import UpperStep, upper_move
+from bilevax.solvers.upper import UpperStep, row_pace, upper_move
 
 MOST_GAMMA = 10.0  # γ left out: (m−I)/(I(1−α)) of hundreds multiplies noise
 MOST_OWN_GAMMA = 1.0  # the same for variables that optimise f: across a kink, changes of ∇f are noise
@@ -201,10 +201,11 @@ class Recipe(AbstractSolver):
         lag = sum(tracker.lag(visits[name], look) for name, tracker in self.trackers(problem).items())
         z, objective, lag = state.sampler.mean((z, objective, lag / sample.blocks.shape[0]))
         chance = min(state.sampler.chance(problem, n, slots.size) for n, slots in sample.slots.items())
-        x, optimizer, back = upper_move(self.upper_step, state, z, stage, objective, lag, chance, beta)
+        x, optimizer, back = upper_move(self.upper_step, state, z, stage, objective, lag, chance, beta, added)
         tables = state.tables
         if tables is not None:
-            tables = tables.move(state.sampler, sample, state.step, added, 1 - beta, back.amount)
+            pace = row_pace(self.upper_step, state, stage)
+            tables = tables.move(state.sampler, sample, state.step, added, 1 - beta, pace)
         moved = dataclasses.replace(
             state,
             step=state.step + 1,

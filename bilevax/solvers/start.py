@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from bilevax._problem.lookups import without_parts
+from bilevax._problem.lookups import part_of, without_parts
 from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import START, Sample, Sampler
 from bilevax._problem.view import each_block
@@ -24,12 +24,12 @@ from bilevax._step.passes import over_all_blocks
 from bilevax._step.slot_table import SlotTable, pack
 from bilevax._step.slots import Memory
 from bilevax._step.smoothness import Smoothness, estimate_floor, estimate_smoothness
-from bilevax._step.state import Restraint, State
+from bilevax._step.state import Along, Restraint, State
 from bilevax._step.visit import Visit
 from bilevax._util.per_entry import PerEntry
 from bilevax._util.trees import PyTree, combine, result_dtype, zeros_like
 from bilevax.solvers.start_checks import checked_start, padded_levels, slot_shape
-from bilevax.solvers.upper import is_plain, upper_start, way_back
+from bilevax.solvers.upper import row_rule, upper_start, way_back
 
 if TYPE_CHECKING:
     from bilevax.solvers.recipe import Recipe
@@ -94,14 +94,29 @@ def start_state(recipe: Recipe, problem: Problem, x0: PyTree, y0: PyTree, sample
 
 def _with_tables(recipe: Recipe, problem: Problem, state: State) -> State:
     """The state with the tables of x apart, if steps can catch them up: not where rows are padded."""
-    lazy = recipe.takes_tables and is_plain(recipe.upper_step, state.x)
-    if not problem.tables or not lazy or padded_levels(problem, state.sampler):
+    rule = row_rule(recipe.upper_step, state.x) if recipe.takes_tables else None
+    if not problem.tables or rule is None or padded_levels(problem, state.sampler):
         return state
     names = [name for name, _ in problem.tables]
-    tables = LazyTables.of(names, state.x, state.z, result_dtype(state.x))
+    tables = LazyTables.of(_together(problem, state.x), state.x, state.z, result_dtype(state.x), rule)
+    x = without_parts(state.x, names)
     return dataclasses.replace(
-        state, x=without_parts(state.x, names), z=without_parts(state.z, names), tables=tables
+        state,
+        x=x,
+        z=without_parts(state.z, names),
+        back=state.back if state.back is None or isinstance(state.back, Along) else x,
+        optimizer=upper_start(recipe.upper_step, x),
+        tables=tables,
     )
+
+
+def _together(problem: Problem, x: PyTree) -> list[list[str]]:
+    """The names of the tables, those in one list that have the same index, rows and dtype."""
+    groups: dict[Any, list[str]] = {}
+    for name, index in problem.tables:
+        table = part_of(x, name)
+        groups.setdefault((id(index), table.shape[0], table.dtype), []).append(name)
+    return list(groups.values())
 
 
 def _used_smoothness(

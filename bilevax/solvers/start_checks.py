@@ -13,7 +13,7 @@ from bilevax._problem.levels import Level
 from bilevax._problem.lookups import check_tables
 from bilevax._problem.problem import Problem
 from bilevax._problem.reading import readers
-from bilevax._problem.sampling import Sampler
+from bilevax._problem.sampling import Sampler, is_streamed
 from bilevax._util import checks
 from bilevax._util.trees import PyTree
 
@@ -29,11 +29,13 @@ def check_own_slots(method: str, problem: Problem) -> None:
 
 
 def check_same_rows(method: str, problem: Problem) -> None:
-    """Raises if f or g draws random numbers: for methods that return to what they saw before."""
+    """Raises if functions or rows change from step to step: for methods that return to what they saw."""
     if problem.random:
         raise ValueError(
             f"{method} needs functions that are the same in every step, got random=True: use BSVRBv2"
         )
+    if is_streamed(problem):
+        raise ValueError(f"{method} returns to all rows, and Streamed rows cannot all be read: use BSVRBv2")
 
 
 def checked_start(
@@ -116,14 +118,18 @@ def _check_feasible(label: str, name: str, level: Level, y: PyTree) -> None:
     leaves = jax.tree.leaves(y)
     if any(checks.is_traced(leaf) or not _is_here(leaf) for leaf in leaves):
         return
-    for leaf, nearest in zip(leaves, jax.tree.leaves(level.bounded(y)), strict=True):
+    with jax.ensure_compile_time_eval():  # y may be known while a program that starts from it is traced
+        found = jax.tree.leaves(level.bounded(y))
+    if any(map(checks.is_traced, found)):
+        return
+    for leaf, nearest in zip(map(np.asarray, leaves), map(np.asarray, found), strict=True):
         rounding = 100 * float(jnp.finfo(leaf.dtype).eps)
-        far = np.abs(np.asarray(leaf - nearest)) > rounding * (1 + np.abs(np.asarray(leaf)))
+        far = np.abs(leaf - nearest) > rounding * (1 + np.abs(leaf))
         if far.any():
             slot = int(np.flatnonzero(far.reshape(far.shape[0], -1).any(1))[0])
             raise ValueError(
-                f"{label} must start in the set that project= gives, got {np.asarray(leaf)[slot]} in slot "
-                f"{slot}, whose nearest point in the set is {np.asarray(nearest)[slot]}"
+                f"{label} must start in the set that project= gives, got {leaf[slot]} in slot {slot}, "
+                f"whose nearest point in the set is {nearest[slot]}"
             )
 
 

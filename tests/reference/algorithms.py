@@ -134,6 +134,11 @@ def project(v, radius):
     return v if norm <= radius else v * (radius / norm)
 
 
+def along_z(t, k, sample, now, new):
+    """x_{t+1} = x_t - eta z_{t+1}, and the x before it, which is x_t."""
+    return now.x - k.eta * new.z, now.x
+
+
 def sampled_blocks(sample):
     """(i, rows of the upper level, rows of the lower level) for every i in I_t."""
     return list(zip(sample.blocks, sample.upper, sample.lower, strict=True))
@@ -210,7 +215,15 @@ def bsvrb_v1(problem, samples, start, coefficients, *, lam, refreshed=True):
 
 
 def bsvrb_v2(
-    problem, samples, start, coefficients, *, radius=np.inf, projection="every step", refreshed=True
+    problem,
+    samples,
+    start,
+    coefficients,
+    *,
+    radius=np.inf,
+    projection="every step",
+    refreshed=True,
+    move=along_z,
 ):
     """BSVRB v2 (Algorithm 2): MSVR of g_y and grad_v phi (u_update), STORM of (G_v2), all move.
 
@@ -220,6 +233,9 @@ def bsvrb_v2(
     agree while Pi_V is inactive.
 
     `refreshed=False` is lines 8 and 9 as printed, along s_t and u_t; else along s_{t+1} and u_{t+1}.
+
+    `move(t, coefficients, sample, now, new)` is another way to move x than along z; it returns x_{t+1},
+    and the x_t that the next step sees as the one before.
     """
     now = old = take(start, "x", "y", "s", "u", "v", "z")
     unprojected = now.v.copy()
@@ -242,8 +258,8 @@ def bsvrb_v2(
                 unprojected[i] = now.v[i]
             unprojected[i] = unprojected[i] - k.tau_bar * (new.u[i] if refreshed else now.u[i])
             new.v[i] = project(unprojected[i], radius)
-        new.x = now.x - k.eta * new.z
-        old, now = now, new
+        new.x, before = move(t, k, sample, now, new)
+        old, now = SimpleNamespace(**vars(now) | {"x": before}), new
     return now
 
 
@@ -377,7 +393,7 @@ def soba(problem, samples, start, coefficients, *, radius=np.inf):
     return now
 
 
-def ma_soba(problem, samples, start, coefficients, *, radius=np.inf):
+def ma_soba(problem, samples, start, coefficients, *, radius=np.inf, move=along_z):
     """MA-SOBA per block: as `soba`, but x moves along a moving average of G."""
     now = take(start, "x", "y", "v", "z")
     for t, sample in enumerate(samples):
@@ -388,7 +404,7 @@ def ma_soba(problem, samples, start, coefficients, *, radius=np.inf):
             moved = now.v[i] - k.tau_bar * phi_v(problem, i, now, upper, lower)
             new.v[i] = project(moved, radius)
         new.z = moving_average(now.z, average(hyper_v2, problem, now, sample), k.beta)
-        new.x = now.x - k.eta * new.z
+        new.x, _ = move(t, k, sample, now, new)
         now = new
     return now
 

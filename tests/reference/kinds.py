@@ -284,9 +284,9 @@ def newton_steps_of(problem, samples, start, coefficients):
     return states
 
 
-def saga_steps_of(problem, samples, start, coefficients, *, size):
+def saga_steps_of(problem, samples, start, coefficients, *, size, moves=None):
     """BlockSAGA: plain steps of the sampled blocks, with a stored gradient of every piece and row group."""
-    m, now, states = problem.m, SimpleNamespace(**copy.deepcopy(start)), []
+    m, now, states, moves = problem.m, SimpleNamespace(**copy.deepcopy(start)), [], moves or {}
 
     def piece(name, i, s, rows):
         if name in ("g_aa_v", "g_xa_v"):
@@ -314,9 +314,11 @@ def saga_steps_of(problem, samples, start, coefficients, *, size):
             new.s_a[i] = problem.sign * seen["g_a"]
             new.u[i] = problem.free(now.a[i]) * problem.sign * (seen["g_aa_v"] - seen["f_a"])
             new.s_p[i], new.s_q[i] = seen["f_p"], -seen["f_q"]
-            new.a[i] = now.a[i] - k.tau * new.s_a[i]
+            for name in "apq":
+                slope = getattr(new, f"s_{name}")[i]
+                move = moves[name](i, slope) if name in moves else -k.tau * slope
+                getattr(new, name)[i] = getattr(now, name)[i] + move
             new.v[i] = now.v[i] - k.tau_bar * new.u[i]
-            new.p[i], new.q[i] = now.p[i] - k.tau * new.s_p[i], now.q[i] - k.tau * new.s_q[i]
         problem.bounded(new)
         new.v = problem.free(new.a) * new.v
         new.x = now.x - k.eta * new.z

@@ -240,6 +240,11 @@ class MeanBlocks(Blocks):
     def inner(self, x, block, batch):
         return tanh_inner(x, block, batch)
 
+    def f(self, i, x, y, rows):
+        w, k = self.upper_rows["w"][rows], self.upper_rows["k"][rows]
+        coupling = np.sin(k @ x) * (self.blocks["d"][i] @ y)
+        return np.mean(np.log1p(np.sum((y - w) ** 2, axis=1)) + coupling) + 0.5 * self.rho * x @ x
+
     def f_x(self, i, x, y, rows):
         k = self.upper_rows["k"][rows]
         return (np.cos(k @ x) @ k / len(rows)) * (self.blocks["d"][i] @ y) + self.rho * x

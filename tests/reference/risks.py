@@ -15,6 +15,7 @@ from reference.algorithms import (
     clip_eigenvalues,
     coefficients_at,
     correction,
+    hyper_mean,
     hyper_penalty,
     mean,
     moving_average,
@@ -24,6 +25,7 @@ from reference.algorithms import (
     storm,
     take,
 )
+from reference.finite_sums import Stored
 
 MOST_GAMMA = 1.0
 
@@ -83,10 +85,11 @@ def steps_of(problem, samples, start, coefficients, *, risk, alpha, corrected, c
     """The states after every step, each with `objective`; blocks move if all are corrected, or if sampled.
 
     `curvature` is "H" (version 1 and K-SONG), "v" (version 2, MMBO and BlockPAGE, which refreshes where a
-    sample says so), "w" (F2SA and F3SA) or "N" (BlockNewton). `alpha` is a function of t.
+    sample says so), "w" (F2SA and F3SA), "N" (BlockNewton) or None (MSVR and SONG, whose y is the mean
+    itself). `alpha` is a function of t.
     """
-    names = {"H": ["H"], "N": ["u", "v", "H"]}.get(curvature, ["u", "v"])
-    now = old = take(start, "x", "y", "s", "z", "h", *names)
+    names = {"H": ["s", "H"], "N": ["s", "u", "v", "H"], None: []}.get(curvature, ["s", "u", "v"])
+    now = old = take(start, "x", "y", "z", "h", *names)
     finds = isinstance(risk, Cvar)
     known = (risk.threshold(now.h), risk.tied(now.h)) if finds else (None, None)
     found, states = 0, []
@@ -104,7 +107,7 @@ def steps_of(problem, samples, start, coefficients, *, risk, alpha, corrected, c
             terms_old.append(weights[i] * before.G)
             seen.append(weights[i] * (fresh.f - now.h[i]))
             for name, a, gamma in (
-                ("s", k.alpha, k.gamma),
+                ("y" if curvature is None else "s", k.alpha, k.gamma),
                 ("u", k.alpha_bar, k.gamma_bar),
                 ("H", k.alpha_bar, k.gamma_bar),
                 ("h", alpha(t), min(correction(alpha(t), problem.m, count), MOST_GAMMA)),
@@ -124,6 +127,8 @@ def steps_of(problem, samples, start, coefficients, *, risk, alpha, corrected, c
             new.s, new.u = np.array([one.s for one in whole]), np.array([one.u for one in whole])
             new.z = mean([weight * one.G for weight, one in zip(weights, whole, strict=True)])
         for i in range(problem.m) if corrected else sample.blocks:
+            if curvature is None:
+                break
             if curvature == "N":
                 new.y[i] = now.y[i] - k.alpha * np.linalg.solve(new.H[i], new.s[i])
                 new.v[i] = now.v[i] - k.alpha * np.linalg.solve(new.H[i], new.u[i])
@@ -141,6 +146,9 @@ def steps_of(problem, samples, start, coefficients, *, risk, alpha, corrected, c
 def look(problem, i, state, upper, lower, curvature, k):
     """What a step sees of one block; v belongs to f without its weight."""
     at = (i, state.x, state.y[i])
+    if curvature is None:
+        f, G = problem.f(*at, upper), hyper_mean(problem, i, state, upper, lower)
+        return SimpleNamespace(f=f, h=f, y=problem.c(i, state.x, lower), G=G)
     if curvature == "w":
         there = (i, state.x, state.v[i])
         f, slope = problem.f(*there, upper), penalised_w(problem, i, state, upper, lower, k.penalty)
@@ -151,3 +159,58 @@ def look(problem, i, state, upper, lower, curvature, k):
     f = problem.f(*at, upper)
     G = problem.f_x(*at, upper) - problem.g_xy(*at, lower) @ v
     return SimpleNamespace(f=f, h=f, s=problem.g_y(*at, lower), u=H @ v - f_y, H=H, G=G)
+
+
+def saga_steps_of(problem, samples, start, coefficients, *, risk, alpha, size):
+    """BlockSAGA under a risk: the stored gradients by x are those of weighed blocks."""
+    now = take(start, "x", "y", "s", "z", "h", "u", "v")
+    finds, found, states = isinstance(risk, Cvar), 0, []
+    known = (risk.threshold(now.h), risk.tied(now.h)) if finds else (None, None)
+    pieces = {
+        "f_x": lambda i, at, rows: problem.f_x(i, at.x, at.y[i], rows),
+        "f_y": lambda i, at, rows: problem.f_y(i, at.x, at.y[i], rows),
+        "g_y": lambda i, at, rows: problem.g_y(i, at.x, at.y[i], rows),
+        "g_yy_v": lambda i, at, rows: problem.g_yy(i, at.x, at.y[i], rows) @ at.v[i],
+        "g_xy_v": lambda i, at, rows: problem.g_xy(i, at.x, at.y[i], rows) @ at.v[i],
+    }
+    signs = {"f_x": 1, "g_xy_v": -1}
+    zero, stored = copy.deepcopy(now), {}
+    zero.v[:] = 0
+
+    def piece(name, i, at, rows, weights):
+        return (weights[i] if name in signs else 1) * pieces[name](i, at, rows)
+
+    weights = risk(now.h, *known)[1]
+    for name in pieces:
+        stored[name] = Stored(problem.upper_of if name[0] == "f" else problem.lower_of, size, problem.m)
+        stored[name].fill(lambda i, rows, name=name, w=weights: piece(name, i, zero, rows, w))
+    for t, sample in enumerate(samples):
+        count = len(sample.blocks)
+        if finds and t - found >= math.ceil(problem.m / count):
+            known, found = (risk.threshold(now.h), risk.tied(now.h)), t
+        k = coefficients_at(coefficients, t, problem.m, count)
+        value, weights = risk(now.h, *known)
+        new, seen = copy.deepcopy(now), []
+        new.z = sum(
+            sign * np.mean([stored[name].mean(i) for i in range(problem.m)], axis=0)
+            for name, sign in signs.items()
+        )
+        for i, upper, lower in sampled_blocks(sample):
+            reduced = {}
+            for name, table in stored.items():
+                average, rows = table.mean(i), upper if name[0] == "f" else lower
+                change = table.update(i, rows, piece(name, i, now, rows, weights))
+                reduced[name] = average + change
+                if name in signs:
+                    new.z = new.z + signs[name] * change / count
+            f = problem.f(i, now.x, now.y[i], upper)
+            seen.append(weights[i] * (f - now.h[i]))
+            new.h[i] = moving_average(now.h[i], f, alpha(t))
+            new.s[i], new.u[i] = reduced["g_y"], reduced["g_yy_v"] - reduced["f_y"]
+            new.y[i] = now.y[i] - k.tau * new.s[i]
+            new.v[i] = now.v[i] - k.tau_bar * new.u[i]
+        new.x = now.x - k.eta * new.z
+        new.objective = value + np.mean(seen)
+        now = new
+        states.append(now)
+    return states

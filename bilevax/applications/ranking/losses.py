@@ -19,7 +19,7 @@ from jax import Array
 
 import bilevax as bx
 from bilevax.applications.ranking.lists import List, Lists, top_threshold
-from bilevax.applications.ranking.models import list_scores
+from bilevax.applications.ranking.models import list_scores, user_tables, with_user_row
 from bilevax.applications.ranking.neural_sort import relaxed_sort
 from bilevax.applications.ranking.objective import check_constant, check_evenness, checked_model
 from bilevax.applications.ranking.ratings import Ratings, for_all_users, gain
@@ -167,9 +167,11 @@ class ListLoss:
 
     model: Any
     loss: Loss
+    lazy: bool = False
 
     def __call__(self, x: PyTree, y: PyTree, listing: Listing, batch: List) -> Array:
-        loss = self.loss(score_list(list_scores(self.model, x, batch), batch), listing)
+        seen = with_user_row(self.model, x, batch) if self.lazy else (x, batch)
+        loss = self.loss(score_list(list_scores(self.model, *seen), batch), listing)
         return batch.owned ** ((1 - listing.evenness) / 2) * loss
 
 
@@ -190,6 +192,7 @@ def make_list_problem(
     temperature: Any = 1.0,
     cutoff: Any = 50,
     evenness: Any = 1.0,
+    lazy: bool = False,
 ) -> bx.Problem:
     """A plain loss over lists as a problem, so that the loop of the bilevel methods can train it.
 
@@ -206,6 +209,7 @@ def make_list_problem(
       evenness: e from −3 to 1: how evenly users weigh. The loss of a list, a mean over its pairs or an NDCG,
         is multiplied by n^((1−e)/2), where n is the number of the user's pairs: with 1 all users weigh the
         same, with −1 all pairs.
+      lazy: whether users' vectors are tables, as in `make_problem`.
 
     Returns:
       The problem.
@@ -227,10 +231,11 @@ def make_list_problem(
         "evenness": evenness,
     }
     return bx.Problem(
-        upper=ListLoss(model, loss),
+        upper=ListLoss(model, loss, lazy),
         lower={"nothing": bx.mean(_nothing)},
         blocks=Listing(**for_all_users(constants, ratings.users)),
         upper_data=Lists(ratings, positives),
+        tables=user_tables(model, lazy),
     )
 
 

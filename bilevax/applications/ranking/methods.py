@@ -1,7 +1,7 @@
 """Every training method by its name: its settings, its problem and its solver.
 
 The plain losses and the bilevel methods go through the same loop, with the same lists and the same upper step
-(Adam with decoupled weight decay).
+(Adam with decoupled weight decay, or its lazy form).
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ class TrainingSettings:
       threshold_gamma: γ (and γ̄) of the thresholds.
       threshold_step: τ: how far a threshold moves per visit, as a share of the safe step 2/(3 L).
       stages: of the restarted method. *
+      lazy: whether users' vectors move by `bx.lazy_adam`, another method than Adam, which touches those of a
+        step's users alone: for tables of very many users. It does not go with `l2`. *
       fresh: whether the bilevel methods look at ranks after their refresh (`FreshSONG`, …), or before it, as
         published (`bx.SONG`, …). *
 
@@ -102,6 +104,7 @@ class TrainingSettings:
     threshold_step: Any = 1.0
     stages: int = 3
     fresh: bool = True
+    lazy: bool = False
 
     def __post_init__(self) -> None:
         for name in ("users_per_step", "positives", "negatives", "cutoff", "stages"):
@@ -115,6 +118,11 @@ class TrainingSettings:
         check_constant("averaging", self.averaging, zero=True, optional=True)
         check_constant("l2", self.l2, zero=True, optional=True)
         bx.checks.flag("fresh", self.fresh)
+        bx.checks.flag("lazy", self.lazy)
+        if self.lazy and self.l2 is not None:
+            raise ValueError(
+                "lazy=True does not go with l2, which adds all of x to the gradient: use weight_decay"
+            )
         self.objective(item_count=2)  # checks its own fields
         # The rest is for a solver or its upper step, and may be a schedule.
         bx.checks.coefficient("learning_rate", self.learning_rate, optional=False)
@@ -179,11 +187,16 @@ def make_method(
     positives = settings.positives
     if method in LOSSES:
         problem = make_list_problem(
-            ratings, model, method, positives=positives, **_listing_constants(settings)
+            ratings,
+            model,
+            method,
+            positives=positives,
+            lazy=settings.lazy,
+            **_listing_constants(settings),
         )
     else:
         objective = settings.objective(ratings.item_count, thresholds=method != "song")
-        problem = make_problem(ratings, model, objective, positives=positives)
+        problem = make_problem(ratings, model, objective, positives=positives, lazy=settings.lazy)
     return problem, make_solver(method, ratings.users, settings, steps)
 
 
@@ -219,7 +232,8 @@ def make_solver(method: str, users: int, settings: TrainingSettings, steps: int)
     """The solver of a method, for a number of users and of steps."""
     # F is a mean over users, and an item's vector is in the lists of few users. So the gradients of the NDCGs
     # may be as small as Adam's usual ε, 1e-8, which would shorten their steps.
-    upper_step = optax.adamw(settings.learning_rate, eps=_EPSILON, weight_decay=settings.weight_decay)
+    adam = bx.lazy_adam if settings.lazy else optax.adamw
+    upper_step = adam(settings.learning_rate, eps=_EPSILON, weight_decay=settings.weight_decay)
     if settings.l2 is not None:
         upper_step = optax.chain(optax.add_decayed_weights(settings.l2), upper_step)
     if settings.averaging is not None:

@@ -2,13 +2,15 @@
 
 A model is any object with the method `score(x, user, items)`: the scores of a vector of items for one user,
 given the parameters x. Two more methods are optional: `start(key)` returns the first x, and `score_all(x,
-users)` scores all items for many users where that can be done faster. Models hold sizes, not parameters.
+users)` scores all items for many users where that can be done faster. A model may also name the parts of x of
+which `score` reads the row of its user alone, `user_tables`: these can then be tables of the problem. Models
+hold sizes, not parameters.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +50,8 @@ class MF:
       >>> model.score(model.start(jax.random.key(0)), jnp.asarray(1), jnp.array([0, 4])).shape
       (2,)
     """
+
+    user_tables: ClassVar[tuple[str, ...]] = ("user",)
 
     users: int
     items: int
@@ -96,6 +100,8 @@ class NeuMF:
       >>> model.score(model.start(jax.random.key(0)), jnp.asarray(1), jnp.array([0, 4])).shape
       (2,)
     """
+
+    user_tables: ClassVar[tuple[str, ...]] = ("product_user", "perceptron_user")
 
     users: int
     items: int
@@ -172,6 +178,30 @@ def list_scores(model: Any, x: PyTree, batch: List) -> Array:
     if getattr(model, "dropout", 0):
         return model.score(x, batch.user, batch.items, batch.noise)
     return model.score(x, batch.user, batch.items)
+
+
+def user_tables(model: Any, lazy: bool) -> dict[str, Any] | None:
+    """The tables of a problem whose users' vectors move lazily; None if all of x moves in every step.
+
+    Raises:
+      ValueError: lazily, but the model does not name them.
+    """
+    if not lazy:
+        return None
+    names = getattr(model, "user_tables", ())
+    if not names:
+        raise ValueError(f"lazy=True needs a model with user_tables, got {type(model).__name__} without them")
+    return dict.fromkeys(names, _user_of)
+
+
+def with_user_row(model: Any, x: PyTree, batch: List) -> tuple[PyTree, List]:
+    """x in which a user's own row is a table of one row, and the list of that table's only user."""
+    rows = {name: x[name][None] for name in model.user_tables}
+    return x | rows, dataclasses.replace(batch, user=jnp.zeros_like(batch.user))
+
+
+def _user_of(block: Any, batch: List | None) -> Array | None:
+    return None if batch is None else batch.user
 
 
 def _check_sizes(model: Any) -> None:

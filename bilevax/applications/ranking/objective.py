@@ -34,7 +34,7 @@ from jax import Array
 import bilevax as bx
 from bilevax.applications.ranking.discounts import Discount, Logarithmic
 from bilevax.applications.ranking.lists import List, Lists, item_weights, stratum_weights
-from bilevax.applications.ranking.models import list_scores
+from bilevax.applications.ranking.models import list_scores, user_tables, with_user_row
 from bilevax.applications.ranking.ratings import Ratings, for_all_users, gain
 from bilevax.applications.ranking.surrogates import SquaredHinge, Surrogate
 
@@ -134,7 +134,12 @@ def make_queries(ratings: Ratings, objective: SmoothedNDCG) -> Query:
 
 
 def make_problem(
-    ratings: Ratings, model: Any, objective: SmoothedNDCG | None = None, *, positives: int = 10
+    ratings: Ratings,
+    model: Any,
+    objective: SmoothedNDCG | None = None,
+    *,
+    positives: int = 10,
+    lazy: bool = False,
 ) -> bx.Problem:
     """The bilevel problem of top-K NDCG, for `bx.minimize(…, batch_size=negatives)`.
 
@@ -143,6 +148,8 @@ def make_problem(
       model: scores items: `NeuMF`, `MF`, or any object with `score(x, user, items)`.
       objective: the smoothed NDCG; by default `SmoothedNDCG()`.
       positives: P, the pairs of a user in a list.
+      lazy: whether users' vectors are tables, which a step touches where it looks them up if the solver's
+        upper step is plain or `bx.lazy_adam`.
 
     Returns:
       A problem whose blocks are users. Its lower levels are "rank" (a slot per pair, and one after them for
@@ -150,7 +157,7 @@ def make_problem(
 
     Raises:
       TypeError: the model has no `score`.
-      ValueError: the cutoff is not below the number of items.
+      ValueError: the cutoff is not below the number of items, or the model does not name its tables.
     """
     checked_model(model)
     objective = SmoothedNDCG() if objective is None else objective
@@ -165,7 +172,8 @@ def make_problem(
         blocks=make_queries(ratings, objective),
         upper_data="rank",
         lower_data=Lists(ratings, positives),
-        through=ListScores(model),
+        through=ListScores(model, lazy),
+        tables=user_tables(model, lazy),
     )
 
 
@@ -198,8 +206,11 @@ class ListScores:
     """The scores of a list, through which the problem depends on x."""
 
     model: Any
+    lazy: bool = False
 
     def __call__(self, x: PyTree, query: Query, batch: List) -> Array:
+        if self.lazy:
+            x, batch = with_user_row(self.model, x, batch)
         return list_scores(self.model, x, batch)
 
 

@@ -134,8 +134,8 @@ def train_many(
     problem, _ = make_method(method, ratings, model, settings, epochs * per_epoch)
     states = programs.start(method, problem, varied, x, keys)
     states = programs.advance(method, problem, varied, states, 0)
-    jax.block_until_ready(measure(states.average, _nothing_yet(states.x, runs), 0))
-    best = _nothing_yet(states.x, runs)
+    jax.block_until_ready(measure(states.average, _nothing_yet(states.average, runs), 0))
+    best = _nothing_yet(states.average, runs)
     compile_seconds = time.perf_counter() - began
 
     at, seconds, curves, running = [], [], [], 0.0
