@@ -31,7 +31,7 @@ TURN = 32
 
 
 class Form(NamedTuple):
-    """Two functions of (stored rows, index (I, B), …): (k, I, d) → (k, I, B), and (k, I, B) → (k, I, d)."""
+    """Two functions of (stored rows, index (I, B), …): (I, k, d) → (I, k, B), and (I, k, B) → (I, k, d)."""
 
     forward: Callable[..., Array]
     transposed: Callable[..., Array]
@@ -73,11 +73,11 @@ def sums(width: int, barrier: bool = True) -> Form:
 
     def forward(stored: Array, index: Array, vectors: Array) -> Array:
         rows = unpacked(stored, index, width, jnp.float32, barrier)
-        return jnp.sum(rows * vectors[:, :, None], axis=-1)
+        return jnp.sum(rows[:, None] * vectors[:, :, None], axis=-1)
 
     def transposed(stored: Array, index: Array, coefficients: Array) -> Array:
         rows = unpacked(stored, index, width, jnp.float32, barrier)
-        return jnp.sum(rows * coefficients[..., None], axis=2)
+        return jnp.sum(rows[:, None] * coefficients[..., None], axis=2)
 
     return Form(forward, transposed)
 
@@ -99,10 +99,10 @@ def products(width: int, precision: Any, kept: bool, barrier: bool = True) -> Fo
         return jax.lax.optimization_barrier(rows) if kept else rows
 
     def forward(stored: Array, index: Array, vectors: Array) -> Array:
-        return jnp.einsum("ibd,kid->kib", rows_of(stored, index), vectors, precision=precision)
+        return jnp.einsum("ibd,ikd->ikb", rows_of(stored, index), vectors, precision=precision)
 
     def transposed(stored: Array, index: Array, coefficients: Array) -> Array:
-        return jnp.einsum("ibd,kib->kid", rows_of(stored, index), coefficients, precision=precision)
+        return jnp.einsum("ibd,ikb->ikd", rows_of(stored, index), coefficients, precision=precision)
 
     return Form(forward, transposed)
 
@@ -127,18 +127,18 @@ def narrow(width: int, kept: bool, barrier: bool = True, padded: bool = False) -
         return jax.lax.optimization_barrier(rows) if kept else rows
 
     def summed(parts: Array, k: int) -> Array:
-        return parts[:k] + (parts[k : 2 * k] + parts[2 * k :])
+        return parts[:, :k] + (parts[:, k : 2 * k] + parts[:, 2 * k :])
 
     def forward(stored: Array, index: Array, vectors: Array) -> Array:
-        parts = jnp.concatenate(split(vectors), 0)
+        parts = jnp.concatenate(split(vectors), 1)
         parts = jnp.pad(parts, ((0, 0), (0, 0), (0, wide - width)))
-        out = jnp.einsum("ibd,kid->kib", rows_of(stored, index), parts, preferred_element_type=jnp.float32)
-        return summed(out, vectors.shape[0])
+        out = jnp.einsum("ibd,ikd->ikb", rows_of(stored, index), parts, preferred_element_type=jnp.float32)
+        return summed(out, vectors.shape[1])
 
     def transposed(stored: Array, index: Array, coefficients: Array) -> Array:
-        parts = jnp.concatenate(split(coefficients), 0)
-        out = jnp.einsum("ibd,kib->kid", rows_of(stored, index), parts, preferred_element_type=jnp.float32)
-        return summed(out, coefficients.shape[0])[..., :width]
+        parts = jnp.concatenate(split(coefficients), 1)
+        out = jnp.einsum("ibd,ikb->ikd", rows_of(stored, index), parts, preferred_element_type=jnp.float32)
+        return summed(out, coefficients.shape[1])[..., :width]
 
     return Form(forward, transposed)
 
@@ -146,14 +146,14 @@ def narrow(width: int, kept: bool, barrier: bool = True, padded: bool = False) -
 # ---- the library's kernels
 
 
-def kernels(width: int, tiling: row_kernels.Tiling, fallback: Form) -> Form:
+def kernels(width: int, tiling: row_kernels.Tiling, unroll: int, fallback: Form) -> Form:
     """As `bx.dot` on an NVIDIA GPU."""
 
     def forward(stored: Array, index: Array, vectors: Array) -> Array:
         if stored.dtype != jnp.uint32:
             return fallback.forward(stored, index, vectors)
         drawn = row_kernels.Drawn(stored, index, width)
-        return row_kernels.packed_kernel(drawn, vectors, tiling, INTERPRET)
+        return row_kernels.packed_kernel(drawn, vectors, tiling, INTERPRET, unroll)
 
     def transposed(stored: Array, index: Array, coefficients: Array) -> Array:
         drawn = row_kernels.Drawn(stored, index, width)
@@ -166,14 +166,17 @@ def forms(kind: str, width: int) -> dict[str, Form]:
     """All forms for a kind of rows."""
     plain = sums(width)
     out = {"sums": plain, "sums, kept": kept(plain)}
-    for tiling in (
-        row_kernels.TILING,
-        row_kernels.Tiling(128, 4, 32, 4),
-        row_kernels.Tiling(256, 8, 16, 8),
-        row_kernels.Tiling(64, 2, 32, 2),
+    for rows, warps, unroll, parts, together in (
+        (256, 4, 32, 16, 4),
+        (512, 4, 32, 16, 8),
+        (128, 4, 32, 32, 4),
+        (256, 2, 8, 32, 8),
+        (256, 8, 32, 8, 4),
+        (512, 4, 8, 64, 4),
     ):
-        name = "kernels, " + ", ".join(f"{value} {word}" for word, value in tiling._asdict().items())
-        out[name] = kernels(width, tiling, kept(plain))
+        tiling = row_kernels.Tiling(rows, warps, parts, together)
+        name = f"kernels, {rows} rows, {warps} warps, {unroll} bits; {parts} parts, {together} rows"
+        out[name] = kernels(width, tiling, unroll, kept(plain))
     if kind == "bits":
         out["bf16 in 3 parts"] = narrow(width, False, padded=True)
     elif kind == "bytes":
@@ -192,10 +195,10 @@ def error(form: Form, kind: str, blocks: int, batch: int, width: int) -> tuple[f
     stored, exact = stored_rows(kind, 5000, width, 1)
     index = rng.integers(0, 5000, (blocks, batch)).astype(np.int32)
     k = VECTORS
-    vectors = rng.normal(size=(k, blocks, width)).astype(np.float32)
-    coefficients = rng.normal(size=(k, blocks, batch)).astype(np.float32)
+    vectors = rng.normal(size=(blocks, k, width)).astype(np.float32)
+    coefficients = rng.normal(size=(blocks, k, batch)).astype(np.float32)
     drawn = exact[index]
-    wanted = np.einsum("ibd,kid->kib", drawn, vectors), np.einsum("ibd,kib->kid", drawn, coefficients)
+    wanted = np.einsum("ibd,ikd->ikb", drawn, vectors), np.einsum("ibd,ikb->ikd", drawn, coefficients)
 
     @jax.jit
     def both(stored: Array, index: Array, vectors: Array, coefficients: Array) -> tuple[Array, Array]:
@@ -250,7 +253,7 @@ def seconds(
 
             return jax.lax.fori_loop(0, turns, many, carry)
 
-        carry = [jnp.full((VECTORS, blocks, width), 0.1) for _ in counts]
+        carry = [jnp.full((blocks, VECTORS, width), 0.1) for _ in counts]
         program = jax.jit(run)
         began = time.perf_counter()
         jax.block_until_ready(program(stored, carry, 1))

@@ -40,8 +40,8 @@ def case(kind, blocks=3, batch=16, vectors=2):
     return (
         rows,
         index,
-        rng.normal(size=(vectors, blocks, rows.shape[1])).astype(np.float32),
-        rng.normal(size=(vectors, blocks, batch)).astype(np.float32),
+        rng.normal(size=(blocks, vectors, rows.shape[1])).astype(np.float32),
+        rng.normal(size=(blocks, vectors, batch)).astype(np.float32),
     )
 
 
@@ -58,8 +58,8 @@ def test_kernels_have_the_precision_of_float32(kind, monkeypatch):
     assert drawn.stored.dtype == {"bits": np.uint32, "bytes": np.int8, "floats": np.float32}[kind]
     exact = rows[index].astype(float)
     forward, transposed = (
-        np.einsum("ibd,kid->kib", exact, vectors),
-        np.einsum("ibd,kib->kid", exact, coefficients),
+        np.einsum("ibd,ikd->ikb", exact, vectors),
+        np.einsum("ibd,ikb->ikd", exact, coefficients),
     )
     assert_close(row_kernels.plain(drawn, vectors), forward)
     assert_close(row_kernels.plain_transposed(drawn, coefficients), transposed)
@@ -101,7 +101,7 @@ def gradients(stored, index, y, v):
 
 def points(vectors):
     vectors = 0.01 * vectors  # rows of bytes are large
-    return vectors, vectors[::-1]
+    return np.stack([vectors[:, 0], vectors[:, 1]]), np.stack([vectors[:, 1], vectors[:, 0]])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -135,16 +135,16 @@ def test_rows_that_were_changed_have_no_origin(accelerator):
     def changed(index, y):
         return jax.vmap(bx.dot)(2 * CompactRows(rows).take(index), y)
 
-    assert "drawn_rows" not in str(jax.make_jaxpr(changed)(index, vectors[0]))
-    wanted = np.einsum("ibd,id->ib", 2.0 * rows[index], vectors[0])
-    assert_close(changed(index, vectors[0]), wanted)
+    assert "drawn_rows" not in str(jax.make_jaxpr(changed)(index, vectors[:, 0]))
+    wanted = np.einsum("ibd,id->ib", 2.0 * rows[index], vectors[:, 0])
+    assert_close(changed(index, vectors[:, 0]), wanted)
 
 
 @pytest.mark.parametrize("both", [False, True])
 def test_runs_side_by_side_are_more_blocks(both, accelerator):
     rows, index, vectors, _ = case("bits")
     runs = np.stack([index, index[::-1], index])
-    y = np.stack([vectors[0], 2 * vectors[0], vectors[1]])
+    y = np.stack([vectors, 2 * vectors, -vectors])[:, :, 0]
 
     def of_run(index, y):
         return jax.vmap(bx.dot)(CompactRows(rows).take(index), y)
@@ -167,7 +167,7 @@ def test_stored_rows_of_several_runs_and_their_gradients(accelerator):
     def plain(rows, y):
         return jnp.sum(jnp.tanh(jnp.einsum("ibd,id->ib", rows[index], y)))
 
-    y = vectors[0]
+    y = vectors[:, 0]
     for of in (
         lambda f: jax.vmap(f, (0, None))(several, y),
         lambda f: jax.vmap(jax.grad(f, 1), (0, None))(several, y),

@@ -100,8 +100,8 @@ def _product_batched(given: Sequence[Any], axes: Sequence[Any]) -> tuple[Array, 
             for array, axis in ((rows, of_rows), (vector, of_vector))
         )
         return _summed(rows, vector), 0
-    vectors = jnp.moveaxis(vector, of_vector, 0)[None]
-    return _forward.bind(origin.stored, origin.index, vectors, width=origin.width)[0], 0
+    vectors = jnp.moveaxis(vector, of_vector, 0)[:, None]
+    return _forward.bind(origin.stored, origin.index, vectors, width=origin.width)[:, 0], 0
 
 
 ad.primitive_jvps[_product] = _product_jvp
@@ -109,7 +109,7 @@ ad.primitive_transposes[_product] = _product_transposed
 batching.primitive_batchers[_product] = _product_batched
 
 
-# ---- drawn rows times k vectors of their blocks, (k, blocks, width) → (k, blocks, batch), and transposed
+# ---- drawn rows times k vectors of their blocks, (blocks, k, width) → (blocks, k, batch), and transposed
 
 
 def _plain(stored: Array, index: Array, vectors: Array, *, width: int) -> Array:
@@ -154,19 +154,19 @@ def _linear(name: str, length: Callable[..., int], plain: Callable[..., Array], 
         if of_stored is not None:
             return jax.vmap(lambda *one: plain(*one, width=width), in_axes=tuple(axes))(*given), 0
         if of_index is None:
-            many = jnp.moveaxis(last, of_last, 0)
-            out = made.bind(stored, index, many.reshape(-1, *many.shape[2:]), width=width)
-            return out.reshape(*many.shape[:3], -1), 0
+            many = jnp.moveaxis(last, of_last, 1)
+            shape = many.shape
+            out = made.bind(stored, index, many.reshape(shape[0], -1, shape[-1]), width=width)
+            return out.reshape(*shape[:3], -1), 1
         index = jnp.moveaxis(index, of_index, 0)
         runs, blocks, batch = index.shape
-        if of_last is None:
-            last = jnp.broadcast_to(last[:, None], (last.shape[0], runs, *last.shape[1:]))
-        else:
-            last = jnp.moveaxis(last, of_last, 1)
-        out = made.bind(
-            stored, index.reshape(-1, batch), last.reshape(-1, runs * blocks, last.shape[-1]), width=width
+        last = (
+            jnp.broadcast_to(last, (runs, *last.shape)) if of_last is None else jnp.moveaxis(last, of_last, 0)
         )
-        return out.reshape(-1, runs, blocks, out.shape[-1]), 1
+        out = made.bind(
+            stored, index.reshape(-1, batch), last.reshape(runs * blocks, *last.shape[2:]), width=width
+        )
+        return out.reshape(runs, blocks, *out.shape[1:]), 0
 
     ad.primitive_jvps[made] = jvp
     batching.primitive_batchers[made] = batched

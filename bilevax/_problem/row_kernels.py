@@ -1,10 +1,9 @@
 """Kernels that fetch drawn rows as they are stored, by their numbers, and multiply them at once.
 
-Forward, a thread has a row of bits: for every four of them it looks up, in a small table of its block, the
-sum of the vector's entries where they are set. Transposed, a thread has a column of each word: all threads
-of a warp read the same words, coefficients and numbers of rows, and each adds to sums of its own. So a row
-of a hundred indicators costs 16 bytes, sums stay in registers, and no thread waits for another. Sums are in
-float32, in a fixed order.
+Forward, a thread has a row: it reads the words of its bits, and adds an entry of every vector where a bit
+is set. Transposed, a thread has a column of each word: all threads of a warp read the same words,
+coefficients and numbers of rows, and each adds to sums of its own. So a row of a hundred indicators costs
+16 bytes, sums stay in registers, and no thread waits for another. Sums are in float32, in a fixed order.
 
 The kernels are Pallas's, for NVIDIA GPUs. `plain` and `plain_transposed` are the same products for every
 device, and the faster ones for few rows, which the compiler merges with what surrounds them.
@@ -62,13 +61,13 @@ def taken(drawn: Drawn, dtype: Any) -> Array:
 
 
 def plain(drawn: Drawn, vectors: Array) -> Array:
-    """Rows times k vectors of their blocks, (k, blocks, width): (k, blocks, batch)."""
-    return jnp.sum(taken(drawn, vectors.dtype) * vectors[:, :, None], axis=-1)
+    """Rows times the vectors (blocks, k, width) of their blocks: (blocks, k, batch)."""
+    return jnp.sum(taken(drawn, vectors.dtype)[:, None] * vectors[:, :, None], axis=-1)
 
 
 def plain_transposed(drawn: Drawn, coefficients: Array) -> Array:
-    """The transposed rows times coefficients (k, blocks, batch): (k, blocks, width)."""
-    return jnp.sum(taken(drawn, coefficients.dtype) * coefficients[..., None], axis=2)
+    """The transposed rows times coefficients (blocks, k, batch): (blocks, k, width)."""
+    return jnp.sum(taken(drawn, coefficients.dtype)[:, None] * coefficients[..., None], axis=2)
 
 
 def many(drawn: Drawn, dtype: Any) -> bool:
@@ -94,7 +93,7 @@ def forward(drawn: Drawn, vectors: Array) -> Array:
 
 def transposed(drawn: Drawn, coefficients: Array) -> Array:
     """As `plain_transposed`, on an NVIDIA GPU."""
-    per_thread = -(-drawn.width // _WORD) * coefficients.shape[0]
+    per_thread = -(-drawn.width // _WORD) * coefficients.shape[1]
     if per_thread > _SUMS or _triton() is None:
         return plain_transposed(drawn, coefficients)
     return transposed_kernel(drawn, coefficients)
@@ -112,34 +111,38 @@ def _triton() -> Any:
     return triton
 
 
-def packed_kernel(drawn: Drawn, vectors: Array, tiling: Tiling = TILING, interpret: bool = False) -> Array:
+def packed_kernel(
+    drawn: Drawn, vectors: Array, tiling: Tiling = TILING, interpret: bool = False, unroll: int = _WORD
+) -> Array:
     """Rows of bits times vectors."""
     from jax.experimental import pallas as pl  # here, as it takes long to import
 
-    k, blocks, width = vectors.shape
-    batch, words = drawn.index.shape[1], drawn.stored.shape[1]
-    fours = jnp.pad(vectors, ((0, 0), (0, 0), (0, words * _WORD - width))).reshape(k, blocks, -1, 1, 4)
-    is_set = (np.arange(16)[:, None] >> np.arange(4)) & 1
-    tables = jnp.sum(jnp.where(is_set, fours, 0.0), axis=-1).reshape(k, blocks, -1)
+    width, words = drawn.width, drawn.stored.shape[1]
+    blocks, k = vectors.shape[:2]
+    batch = drawn.index.shape[1]
 
-    def kernel(stored: Any, index: Any, tables: Any, out: Any) -> None:
+    def kernel(stored: Any, index: Any, vectors: Any, out: Any) -> None:
         block, here = pl.program_id(0), pl.ds(pl.program_id(1) * tiling.rows, tiling.rows)
         number = index[block, here]
 
-        def add_word(place: Any, sums: tuple[Array, ...]) -> tuple[Array, ...]:
-            word = stored[number, place]
-            for four in range(_WORD // 4):
-                code = ((word >> jnp.uint32(4 * four)) & jnp.uint32(15)).astype(jnp.int32)
-                entry = (place * (_WORD // 4) + four) * 16 + code
-                sums = tuple(one + tables[j, block, entry] for j, one in enumerate(sums))
+        def add_bits(turn: Any, sums: tuple[Array, ...]) -> tuple[Array, ...]:
+            first = turn * unroll
+            word = stored[number, first // _WORD]
+            for place in range(unroll):
+                column = jnp.minimum(first + place, width - 1)  # bits beyond the width are zeros
+                bit = (first % _WORD + place) if unroll < _WORD else place
+                is_set = (word & (jnp.uint32(1) << jnp.uint32(bit))) != 0
+                sums = tuple(
+                    one + jnp.where(is_set, vectors[block, j, column], 0.0) for j, one in enumerate(sums)
+                )
             return sums
 
         zeros = tuple(jnp.zeros(tiling.rows, jnp.float32) for _ in range(k))
-        for j, one in enumerate(jax.lax.fori_loop(0, words, add_word, zeros)):
-            out[j, block, here] = one
+        for j, one in enumerate(jax.lax.fori_loop(0, words * (_WORD // unroll), add_bits, zeros)):
+            out[block, j, here] = one
 
-    return _call(kernel, (blocks, batch // tiling.rows), (k, blocks, batch), tiling.warps, interpret)(
-        drawn.stored, drawn.index, tables
+    return _call(kernel, (blocks, batch // tiling.rows), (blocks, k, batch), tiling.warps, interpret)(
+        drawn.stored, drawn.index, vectors
     )
 
 
@@ -149,7 +152,7 @@ def transposed_kernel(
     """Transposed rows times coefficients. Each part of the rows has a sum of its own; they are added last."""
     from jax.experimental import pallas as pl
 
-    k, blocks, batch = coefficients.shape
+    blocks, k, batch = coefficients.shape
     groups = -(-drawn.width // _WORD)
     turns = batch // (tiling.parts * tiling.together)
 
@@ -170,34 +173,22 @@ def transposed_kernel(
             first = (part * turns + turn) * tiling.together
             numbers = [index[block, first + row] for row in range(tiling.together)]
             weighs = [[entries(number, group) for group in range(groups)] for number in numbers]
-            given = [
-                [coefficients[j, block, first + row] for j in range(k)] for row in range(tiling.together)
-            ]
-
-            def added(group: int, j: int) -> Array:
-                """The sum over these rows, by themselves first: it rounds less than a long chain of sums."""
-                return _pairwise([weighs[row][group](given[row][j]) for row in range(tiling.together)])
-
-            sums = tuple(
-                tuple(one + added(group, j) for j, one in enumerate(own)) for group, own in enumerate(sums)
-            )
+            for row in range(tiling.together):
+                given = [coefficients[block, j, first + row] for j in range(k)]
+                sums = tuple(
+                    tuple(one + weighs[row][group](given[j]) for j, one in enumerate(own))
+                    for group, own in enumerate(sums)
+                )
             return sums
 
         zeros = tuple(tuple(jnp.zeros(_WORD, jnp.float32) for _ in range(k)) for _ in range(groups))
         for group, own in enumerate(jax.lax.fori_loop(0, turns, add_rows, zeros)):
             for j, one in enumerate(own):
-                out[part, j, block, pl.ds(group * _WORD, _WORD)] = one
+                out[block, part, j, pl.ds(group * _WORD, _WORD)] = one
 
-    shape = (tiling.parts, k, blocks, groups * _WORD)
+    shape = (blocks, tiling.parts, k, groups * _WORD)
     sums = _call(kernel, (blocks, tiling.parts), shape, 1, interpret)(drawn.stored, drawn.index, coefficients)
-    return jnp.sum(sums, axis=0)[..., : drawn.width]
-
-
-def _pairwise(terms: list[Array]) -> Array:
-    while len(terms) > 1:
-        pairs = [a + b for a, b in zip(terms[::2], terms[1::2], strict=False)]
-        terms = pairs + terms[2 * len(pairs) :]
-    return terms[0]
+    return jnp.sum(sums, axis=1)[..., : drawn.width]
 
 
 def _call(kernel: Any, grid: tuple[int, int], shape: tuple[int, ...], warps: int, interpret: bool) -> Any:
