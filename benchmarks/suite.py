@@ -40,7 +40,7 @@ PARTS = {
     "step": Part(("benchmarks.step", "--turns", "8"), 4, 2),
     "growth": Part(("benchmarks.growth", "--turns", "3", "--seconds", "0.1"), 4, 2),
     "lazy_x": Part(("benchmarks.lazy_x", "--turns", "8", "--seconds", "0.1"), 3, 2),
-    "launches": Part(("benchmarks.launches", "--turns", "3"), 3),
+    "launches": Part(("benchmarks.launches", "--rows", "indicators", "--turns", "3"), 3),
     "speedup": Part(("benchmarks.speedup", "--seeds", "4"), 6),
     "memory": Part(("benchmarks.memory",), 5),
     "runner": Part(("benchmarks.runner", "overhead", "--turns", "3"), 4),

@@ -39,6 +39,18 @@ def test_positives_are_distinct_pairs_of_the_user_and_every_set_is_equally_likel
     assert np.max(np.abs(counts - draws / 6)) < 4 * np.sqrt(draws / 6)
 
 
+def test_distinct_places_are_those_of_floyds_algorithm_turn_by_turn():
+    count, lengths, stream = 9, np.tile(np.arange(14), 100), bx.Stream.start(jax.random.key(2))
+    words = np.asarray(stream.bits((count, len(lengths)))).astype(np.int64)
+    places = np.asarray(sample_distinct(stream, jnp.asarray(lengths, jnp.int32), count)[0])
+    for user, length in enumerate(lengths):
+        chosen = []
+        for last in range(max(length - count, 0), length):
+            place = words[len(chosen), user] % (last + 1)
+            chosen.append(last if place in chosen else place)
+        assert places[user, : len(chosen)].tolist() == chosen
+
+
 def test_a_user_with_few_pairs_gives_them_all_and_padding():
     batch = drawn(small_ratings(), [2, 1], 3, draws=50, positives=3)
     assert np.all(np.sort(np.asarray(batch.items[:, 0, :2]), axis=1) == [2, 3])

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from bilevax._problem.drawn import note_origin
 from bilevax._util.checks import is_traced
 
 PyTree = Any
@@ -54,7 +55,12 @@ class CompactRows(eqx.Module):
 
     def take(self, index: Array) -> PyTree:
         """The rows at an index."""
-        return self._restored(jax.tree.map(lambda a: a.at[index].get(mode="promise_in_bounds"), self.stored))
+        rows = self._restored(jax.tree.map(lambda a: a.at[index].get(mode="promise_in_bounds"), self.stored))
+        if index.ndim == 2 and jax.default_backend() != "cpu":
+            for one, stored in zip(jax.tree.leaves(rows), jax.tree.leaves(self.stored), strict=True):
+                if one.ndim == 3 and jnp.issubdtype(one.dtype, jnp.floating):
+                    note_origin(one, stored, index)
+        return rows
 
     def consecutive(self, first: Array, size: int) -> PyTree:
         """`size` consecutive rows from each of several first rows: (firsts, size, …)."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import jax
-import jax.numpy as jnp
 from jax import Array
+
+from bilevax._problem.drawn import product
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -17,8 +18,10 @@ def dot(rows: Float[Array, "n d"], vector: Float[Array, " d *k"]) -> Float[Array
 
     A step multiplies a few rows of every visited block with one or two vectors. A CPU is fastest with matrix
     products. An accelerator's matrix units expect more columns, so there the product is a plain sum, which
-    the compiler fuses with the drawing of the rows. Where all blocks share the same rows (in an evaluation on
-    all of them), use `@`: the products of all blocks are then one matrix product.
+    the compiler fuses with the drawing of the rows; and where a step draws some ten thousand rows or more,
+    an NVIDIA GPU has kernels that fetch the rows as they are stored (`_problem/row_kernels.py`). For these
+    f and g must pass the rows on as they were given them. Where all blocks share the same rows (in an
+    evaluation on all of them), use `@`: the products of all blocks are then one matrix product.
 
     Args:
       rows: (n, d), floating point.
@@ -41,4 +44,4 @@ def dot(rows: Float[Array, "n d"], vector: Float[Array, " d *k"]) -> Float[Array
         )
     if vector.ndim != 1 or jax.default_backend() == "cpu":
         return rows @ vector
-    return jnp.sum(rows * vector, axis=-1)
+    return product(rows, vector)

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import collections
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,12 +23,11 @@ from jax import Array
 from bilevax._problem.bits import CompactRows
 from bilevax._problem.problem import Problem
 from bilevax._problem.rows import PerBlock, Rows, Shared
-from bilevax._problem.stream import Stream
 from bilevax._util import checks
-from bilevax._util.hurried import HurriedJit, hurry
+from bilevax._util.hurried import hurry
 
 PyTree = Any
-Value = Callable[[PyTree, PyTree], PyTree]  # of (point, rows)
+Value = Callable[[PyTree, PyTree, PyTree], PyTree]  # of (point, constants, rows)
 
 _ROWS = 8
 _AMOUNTS = (0.0, 0.1, 1.0)  # how far x and y are perturbed, relative to their size
@@ -52,17 +53,44 @@ class Checked(NamedTuple):
 
     Attributes:
       name: what messages call it.
-      value: the function, of a point (x, y by level) and rows.
-      point: x and y of one block, where the function is evaluated first.
-      rows: some rows of that block.
-      block: its number.
+      value: the function, of a point (x, y by level), constants and rows.
+      given: what it is evaluated on first, with parts that are `_fetched` within the program.
+      block: the number of the block.
     """
 
     name: str
     value: Value
-    point: PyTree
-    rows: PyTree
+    given: tuple[PyTree, PyTree, PyTree]
     block: int
+
+
+class _Entry(eqx.Module):
+    """One block's entries of some arrays. Fetching them is part of the program that uses them."""
+
+    arrays: PyTree
+    place: Any
+
+    def fetched(self) -> PyTree:
+        return jax.tree.map(lambda a: jnp.asarray(a)[self.place], self.arrays)
+
+
+class _SomeRows(eqx.Module):
+    """Rows with these numbers."""
+
+    packed: CompactRows
+    places: Any
+
+    def fetched(self) -> PyTree:
+        return self.packed.take(self.places)
+
+
+def _fetched(tree: PyTree) -> PyTree:
+    """A tree with the entries and rows that parts of it stand for."""
+
+    def is_part(node: Any) -> bool:
+        return isinstance(node, (_Entry, _SomeRows))
+
+    return jax.tree.map(lambda node: node.fetched() if is_part(node) else node, tree, is_leaf=is_part)
 
 
 def check_row_means(problem: Problem, x0: PyTree, y0: PyTree) -> None:
@@ -132,9 +160,8 @@ def _functions(problem: Problem, x: PyTree, y: dict[str, PyTree]) -> Iterator[Ch
             if start is not None:
                 yield Checked(
                     "upper",
-                    lambda point, rows, c=constants: problem.upper(point[0], problem.view(point[1]), c, rows),
-                    (x, start),
-                    rows,
+                    lambda point, c, rows: problem.upper(point[0], problem.view(point[1]), c, rows),
+                    ((x, start), constants, rows),
                     block,
                 )
     for name, level in problem.levels.items():
@@ -148,20 +175,20 @@ def _functions(problem: Problem, x: PyTree, y: dict[str, PyTree]) -> Iterator[Ch
             if whole is None:
                 continue
             start = problem.read_by(name, whole) | ({} if level.is_value else {name: whole[name]})
-            value = functools.partial(_of_lower, level.function, constants)
+            value = functools.partial(_of_lower, level.function)
         elif level.has_hessian:
             start = _entry(y[name], block)
-            value = functools.partial(_of_lower, level.function, constants)
+            value = functools.partial(_of_lower, level.function)
         else:
-            start, value = None, functools.partial(_of_mean, level.function, constants)
-        yield Checked(f"lower level {name!r}", value, (x, start), rows, block)
+            start, value = None, functools.partial(_of_mean, level.function)
+        yield Checked(f"lower level {name!r}", value, ((x, start), constants, rows), block)
 
 
-def _of_lower(function: Callable[..., Any], constants: PyTree, point: PyTree, rows: PyTree) -> PyTree:
+def _of_lower(function: Callable[..., Any], point: PyTree, constants: PyTree, rows: PyTree) -> PyTree:
     return function(*point, constants, rows)
 
 
-def _of_mean(function: Callable[..., Any], constants: PyTree, point: PyTree, rows: PyTree) -> PyTree:
+def _of_mean(function: Callable[..., Any], point: PyTree, constants: PyTree, rows: PyTree) -> PyTree:
     return function(point[0], constants, rows)
 
 
@@ -180,7 +207,8 @@ def _starting_y(problem: Problem, x: PyTree, y: dict[str, PyTree], block: int) -
             return None
         try:
             read = (problem.read_by(name, start),) if level.reads else ()
-            start[name] = jax.jit(level.function)(x, *read, _entry(problem.blocks, block), rows)
+            given = (x, *read, _entry(problem.blocks, block), rows)
+            start[name] = jax.jit(lambda given, c=level.function: c(*_fetched(given)))(given)
         except Exception:  # a user's function may fail in any way; the start of the run will say so
             return None
     return start
@@ -200,21 +228,11 @@ def _some_rows(source: Rows | None, block: int | None = None) -> tuple[int, PyTr
     if count < 2:
         return None
     places = first + np.linspace(0, length - 1, count).astype(np.int32)
-    return block, _rows_at(source.packed, places, work=0)
+    return block, _SomeRows(source.packed, places)
 
 
-def _entry(tree: PyTree, place: int) -> PyTree:
-    return _entry_at(tree, np.int32(place), work=0)
-
-
-@HurriedJit
-def _entry_at(tree: PyTree, place: Array) -> PyTree:
-    return jax.tree.map(lambda a: jnp.asarray(a)[place], tree)
-
-
-@HurriedJit
-def _rows_at(packed: CompactRows, places: Array) -> PyTree:
-    return packed.take(places)
+def _entry(tree: PyTree, place: int) -> _Entry:
+    return _Entry(tree, np.int32(place))
 
 
 def _check(one: Checked) -> None:
@@ -223,7 +241,7 @@ def _check(one: Checked) -> None:
     if seen is None:
         return
     whole, single = (jax.tree.leaves(part) for part in seen)
-    exact = _tolerance((one.point, one.rows, whole))
+    exact = _tolerance((jax.eval_shape(_fetched, one.given), whole))
     for place, amount in enumerate(_AMOUNTS):
         for leaf, (batch, rows) in enumerate(zip(whole, single, strict=True)):
             batch, rows = np.asarray(batch[place], float), np.asarray(rows[place], float)
@@ -250,21 +268,22 @@ def _check(one: Checked) -> None:
 
 def _is_finite(one: Checked) -> bool:
     """Whether the point and the rows of a function are finite: if not, others say which are not."""
-    return all(np.isfinite(np.asarray(leaf, float)).all() for leaf in jax.tree.leaves((one.point, one.rows)))
+    point, _, rows = _fetched(one.given)
+    return all(np.isfinite(np.asarray(leaf, float)).all() for leaf in jax.tree.leaves((point, rows)))
 
 
-def _rows_and_batch(one: Checked, point: PyTree, rows: PyTree) -> Any:
-    """The function on all rows, and on each of them as a batch of one."""
-    return one.value(point, rows), jax.vmap(lambda row: one.value(point, _as_batch(row)))(rows)
+def _rows_and_batch(value: Callable[[PyTree], PyTree], rows: PyTree) -> Any:
+    """A function on all rows, and on each of them as a batch of one."""
+    return value(rows), jax.vmap(lambda row: value(_as_batch(row)))(rows)
 
 
-def _closer(one: Checked, point: PyTree, rows: PyTree) -> Any:
-    """The function on the rows in reverse, twice and three times, and on the first row twice with another."""
+def _closer(value: Callable[[PyTree], PyTree], rows: PyTree) -> Any:
+    """A function on the rows in reverse, twice and three times, and on the first row twice with another."""
     count = jax.tree.leaves(rows)[0].shape[0]
     order = np.arange(count)
     choices = [order[::-1], np.tile(order, 2), np.tile(order, 3)]
-    seen = [one.value(point, jax.tree.map(lambda a, c=choice: a[c], rows)) for choice in choices]
-    pairs = jax.vmap(lambda a: one.value(point, jax.tree.map(lambda r: jnp.stack([r[0], r[0], r[a]]), rows)))
+    seen = [value(jax.tree.map(lambda a, c=choice: a[c], rows)) for choice in choices]
+    pairs = jax.vmap(lambda a: value(jax.tree.map(lambda r: jnp.stack([r[0], r[0], r[a]]), rows)))
     return *seen, pairs(order[1:])
 
 
@@ -310,35 +329,47 @@ def _refused(one: Checked, got: str, expected: str, looks: str = _OTHER) -> Valu
     )
 
 
-def _measured(look: Callable[[Checked, PyTree, PyTree], Any], one: Checked) -> Any:
-    """look(one, point, rows) at the start and at perturbed points, stacked; None if it cannot be computed."""
+def _measured(look: Callable[[Callable[[PyTree], PyTree], PyTree], Any], one: Checked) -> Any:
+    """look(function, rows) at the start and at perturbed points, stacked; None if it cannot be computed."""
 
-    def at_all(point: PyTree, rows: PyTree) -> Any:
-        return jax.lax.map(lambda amount: look(one, _moved(point, amount), rows), jnp.asarray(_AMOUNTS))
+    def at_all(given: PyTree) -> Any:
+        point, constants, rows = _fetched(given)
+
+        def at(amount: Array) -> Any:
+            moved = _moved(point, amount)
+            return look(lambda rows: one.value(moved, constants, rows), rows)
+
+        return jax.lax.map(at, jnp.asarray(_AMOUNTS))
 
     try:
         # In full precision: an accelerator would round the products of one row and of several differently.
         with jax.default_matmul_precision("highest"):
-            traced = jax.jit(at_all).trace(one.point, one.rows)
+            traced = jax.jit(at_all).trace(one.given)
             if _is_random(traced.jaxpr):
                 return None
             program = traced.lower().compile(compiler_options=hurry())
-            return jax.device_get(program(one.point, one.rows))
+            return jax.device_get(program(one.given))
     except Exception:  # a user's function may fail in any way on other rows than those of a run
         return None
 
 
 def _moved(tree: PyTree, amount: Array) -> PyTree:
     """Floating arrays with every entry changed by up to `amount` of itself; zeros, of a typical entry."""
-    leaves, structure = jax.tree.flatten(tree)
-    out = []
-    for number, leaf in enumerate(leaves):
-        bits = Stream(jnp.uint32(0), jnp.uint32(1)).at(number).bits(leaf.shape)
-        noise = (bits.astype(jnp.float32) / 2.0**31 - 1).astype(leaf.dtype)
+
+    def moved(number: int, leaf: Array) -> Array:
+        # A multiple of the golden ratio, in its fractional part, is noise enough, and quick to compile.
+        places = jax.lax.iota(jnp.uint32, math.prod(leaf.shape)).reshape(leaf.shape)
+        noise = (places * np.uint32(0x9E3779B9) + np.uint32(0x2545F491 * (number + 1) % 2**32)).astype(
+            jnp.float32
+        ) / 2.0**31 - 1
         typical = jnp.sqrt(jnp.mean(jnp.square(leaf)))
         typical = jnp.where(typical > 0, typical, jnp.ones_like(typical))
-        out.append(leaf + amount.astype(leaf.dtype) * noise * jnp.where(leaf == 0, typical, leaf))
-    return jax.tree.unflatten(structure, out)
+        return leaf + amount.astype(leaf.dtype) * noise.astype(leaf.dtype) * jnp.where(
+            leaf == 0, typical, leaf
+        )
+
+    leaves, structure = jax.tree.flatten(tree)
+    return jax.tree.unflatten(structure, [moved(*one) for one in enumerate(leaves)])
 
 
 def _is_random(program: Any) -> bool:

@@ -192,7 +192,8 @@ def chunk_program(
 
 _TURN = 32  # steps that an accelerator takes between two questions to the host whether to continue
 
-_start = HurriedJit(start_program)
+# It runs once: trying kernels out takes longer than it saves.
+_start = HurriedJit(start_program, options={"xla_gpu_autotune_level": 0})
 _advance = HurriedJit(chunk_program, donate="all-except-first")
 
 
@@ -211,9 +212,6 @@ def _loop(
         state, total = carry
         state, info = solver.bare_step(problem, state)
         return state, total + info.objective
-
-    def turn(carry: tuple[State, CompensatedSum]) -> tuple[State, CompensatedSum]:
-        return jax.lax.fori_loop(0, _TURN, lambda _, carry: body(carry), carry)
 
     def renew(carry: tuple[State, CompensatedSum]) -> tuple[State, CompensatedSum]:
         state, total = carry
@@ -237,11 +235,16 @@ def _loop(
 
     # On an accelerator the host decides about every turn of a loop whose length is not known: so most steps
     # are taken in turns of a fixed length. The first ones are not: a bad start shows at once.
+    once = jax.jit(body, inline=True)  # traced for single steps and turns at once
+
+    def turn(carry: tuple[State, CompensatedSum]) -> tuple[State, CompensatedSum]:
+        return jax.lax.fori_loop(0, _TURN, lambda _, carry: once(carry), carry)
+
     def fits(step: Array) -> Array:
         return (step % _TURN == 0) & (step > 0) & (step + _TURN <= last)
 
     def leg(carry: tuple[State, CompensatedSum]) -> tuple[State, CompensatedSum]:
-        carry = repeat(body, renew(carry), lambda step: ~fits(step), interrupted=True)
+        carry = repeat(once, renew(carry), lambda step: ~fits(step), interrupted=True)
         return repeat(turn, carry, fits, interrupted=True)
 
     return repeat(leg, (state, total))

@@ -35,6 +35,7 @@ from bilevax._run.verification import AccuracyWarning, can_verify, verify
 from bilevax._step.pace import is_waiting, shortest_window
 from bilevax._step.state import State
 from bilevax._util import checks
+from bilevax._util.collector import collector_paused
 from bilevax._util.trees import PyTree
 from bilevax.solvers.base import AbstractSolver
 from bilevax.solvers.default import chosen_solver
@@ -146,7 +147,8 @@ def minimize(
         feed = Feed(problem, sampler, steps) if is_streamed(problem) else None
         if feed is not None:
             stack.callback(feed.close)
-        run = Run(*_start(solver, problem, x0, y0, sampler, shards, feed), feed, stop, steps)
+        with collector_paused():
+            run = Run(*_start(solver, problem, x0, y0, sampler, shards, feed), feed, stop, steps)
         saves = None
         if saving is not None:
             together = shards is not None and shards.several_processes
@@ -155,7 +157,8 @@ def minimize(
             saves = _Saves(saving, CheckpointStore(saving.directory, same, saving.keep, together))
             stack.callback(saves.store.close)
             run.continue_from(saves.store) if saving.resume else saves.store.require_none()
-        run.compile()
+        with collector_paused():
+            run.compile()
         stack.callback(logs.close)
         logs.start(run.history.entries)
         run.compile_seconds = time.monotonic() - began

@@ -504,7 +504,8 @@ def _at_points(function: Callable[[Any], Any], points: list[Any]) -> list[Any]:
     """
     numbers = sum(leaf.size for leaf in jax.tree.leaves(points[0]))
     if len(points) == 1 or jax.default_backend() == "cpu" or numbers > STACKED:
-        return [function(point) for point in points]
+        once = jax.jit(function, inline=True) if len(points) > 1 else function  # traced for both at once
+        return [once(point) for point in points]
     stacked = jax.vmap(function)(jax.tree.map(_stack, *points))
     return [jax.tree.map(lambda leaf, place=place: leaf[place], stacked) for place in range(len(points))]
 

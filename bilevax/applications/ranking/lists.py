@@ -107,17 +107,24 @@ def sample_distinct(random: bx.Stream, lengths: Array, count: int) -> tuple[Arra
     A length n below `count` yields all its n places; the rest is padding at place 0.
 
     Floyd's algorithm: for j = n − p … n − 1 take a random place up to j, or j itself if that place is taken.
+    It is taken if it was drawn before, or if it is a j that was taken in its own turn, which was before: so
+    whether a turn finds its place taken is that of an earlier turn, whose answer is that of a still earlier
+    one. Chains of turns are followed for all turns at once, twice as far each time; the turns one by one
+    would be a long program.
     """
-    size = jnp.minimum(lengths, count)
+    size, turn = jnp.minimum(lengths, count), jnp.arange(count)[:, None]
+    first = lengths - size
+    last = first + turn
     words = random.bits((count, lengths.shape[0]))
-    chosen: list[Array] = []
-    for turn in range(count):
-        last = lengths - size + turn
-        place = (words[turn] % jnp.maximum(last + 1, 1).astype(jnp.uint32)).astype(jnp.int32)
-        if chosen:
-            place = jnp.where((jnp.stack(chosen) == place).any(0), last, place)
-        chosen.append(place)
-    places = jnp.stack(chosen, axis=1)
+    drawn = (words % jnp.maximum(last + 1, 1).astype(jnp.uint32)).astype(jnp.int32)
+    before = (turn > turn.T)[..., None]  # of two turns, the second is the earlier one
+    taken = (before & (drawn[:, None] == drawn)).any(1)
+    earlier = jnp.where((drawn >= first) & (drawn < last), drawn - first, -1)
+    for _ in range((count - 1).bit_length()):
+        follows = earlier[:, None] == turn
+        taken = taken | (follows & taken).any(1)
+        earlier = jnp.where(follows, earlier, -1).max(1)
+    places = jnp.where(taken, last, drawn).T
     real = jnp.arange(count) < size[:, None]
     return jnp.where(real, places, 0), real
 
