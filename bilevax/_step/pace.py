@@ -226,7 +226,8 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
             origin,
             covered_before,
             jnp.where(waits, 0, _with(jnp.where(ended, 0, state.values), jnp.asarray(value - lag, dtype))),
-            jnp.where(ended & ~back, state.values, state.values_before),
+            # After a return f begins anew: what it was before may have been on the way to where y settles.
+            jnp.where(back, 0, jnp.where(ended, state.values, state.values_before)),
             jnp.where(ended, jnp.maximum(state.count, resume) + length, state.end),
             # The slope before was along another displacement.
             jnp.where(ended | waits, 0, _with(state.slopes, fresh)),
@@ -272,6 +273,7 @@ def _change(
     sizes = _inner(covered, covered) * _inner(covered_before, covered_before)
     cosine = inner / jnp.sqrt(jnp.where(sizes > 0, sizes, 1))
     (many, mean, spread), (many_before, mean_before, spread_before) = state.values, state.values_before
+    mean_before = jnp.where(many_before > 0, mean_before, mean)
     variance = spread / jnp.maximum(many, 1) ** 2 + spread_before / jnp.maximum(many_before, 1) ** 2
     noise = _RISE * jnp.sqrt(variance)
     rise = _rise(state) - noise
