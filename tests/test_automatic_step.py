@@ -72,10 +72,11 @@ def test_units_of_x_and_f_do_not_matter(scale_x, scale_f):
 
 def test_x_waits_before_it_moves_and_then_speeds_up():
     step = bx.automatic_step()
+    update = jax.jit(lambda z, state, x: step.update(z, state, x, value=1.0, chance=1.0))
     x = jnp.zeros(3)
     state, path = step.init(x), []
     for _ in range(250):
-        moves, state = step.update(jnp.array([1.0, -2.0, 0.5]), state, x, value=1.0, chance=1.0)
+        moves, state = update(jnp.array([1.0, -2.0, 0.5]), state, x)
         x = optax.apply_updates(x, moves)
         path.append(np.asarray(moves))
     sizes = np.abs(np.array(path)).max(1)
@@ -200,9 +201,9 @@ def test_entries_without_a_gradient_stay():
     step = bx.automatic_step()
     x = {"seen": jnp.zeros(2), "unseen": jnp.ones(3)}
     z = {"seen": jnp.ones(2), "unseen": jnp.zeros(3)}
-    state = step.init(x)
+    state, update = step.init(x), jax.jit(lambda state: step.update(z, state, x, value=1.0))
     for _ in range(60):
-        moves, state = step.update(z, state, x, value=1.0)
+        moves, state = update(state)
     assert (moves["unseen"] == 0).all()
     assert (moves["seen"] < 0).all()
 

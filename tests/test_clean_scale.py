@@ -113,3 +113,13 @@ def test_the_error_names_the_feature_that_differs_most():
         ValueError, match=r"feature 1 has 0\.\d+ in X and [\d.]+e\+03 in X_clean.*transform_input"
     ):
         check_scales(X, X[:20] * [20, 9000, 20])
+
+
+@pytest.mark.parametrize("count", [20, 60])
+def test_ordinary_features_that_were_not_standardised_with_the_rest_are_rejected(count):
+    random = np.random.default_rng(0)
+    rows = 6 + 3 * random.normal(size=(1500, 10))
+    scaled = StandardScaler().fit(rows)
+    check_scales(scaled.transform(rows), scaled.transform(rows[:count]))
+    with pytest.raises(ValueError, match=r"10 of 10 features.*transform_input"):
+        check_scales(scaled.transform(rows), rows[:count])

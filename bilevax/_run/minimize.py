@@ -32,7 +32,7 @@ from bilevax._run.settings import Asked
 from bilevax._run.sharding import Shards, make_shards
 from bilevax._run.stop import Stop
 from bilevax._run.verification import AccuracyWarning, can_verify, verify
-from bilevax._step.pace import is_waiting, shortest_window
+from bilevax._step.pace import paces, shortest_window
 from bilevax._step.state import State
 from bilevax._util import checks
 from bilevax._util.collector import collector_paused
@@ -42,7 +42,8 @@ from bilevax.solvers.default import chosen_solver
 from bilevax.solvers.offsets import with_offsets
 from bilevax.solvers.start_checks import check_feasible
 
-_WINDOWS = 40  # of `automatic_step`: enough to get somewhere
+_WINDOWS, _FIRST_WINDOWS = 40, 16  # of `automatic_step`: enough to get somewhere; x gathers speed
+_STILL_STEEP = 0.5  # ‖z‖, as a share of its largest value: x has hardly begun
 _MEANT = 20  # steps, from which on a run is meant to get somewhere
 _VERIFIED = 500  # steps of a run that is verified unasked
 
@@ -185,7 +186,7 @@ def minimize(
     if reached.recoveries and not run.failed:
         went = "; ".join(map(str, reached.recoveries))
         warnings.warn(f"the run began to blow up and went back, {went}", RecoveryWarning, stacklevel=2)
-    doubt = _still_waits(run) if shards is None and reached.outcome is Outcome.FINISHED else ""
+    doubt = _too_short(run) if shards is None and reached.outcome is Outcome.FINISHED else ""
     if _to_verify(stop, problem, reached, steps, shards):
         found = verify(problem, reached.state, x0, solver=solver)
         reached = dataclasses.replace(reached, verification=found)
@@ -206,16 +207,20 @@ def minimize(
     return reached
 
 
-def _still_waits(run: Run) -> str:
-    """What to try if the automatic upper step has not begun to move x; empty if it has."""
-    sampler = run.state.sampler
-    enough = _WINDOWS * shortest_window(sampler.per_step / sampler.blocks)
-    if run.done < _MEANT or run.done >= enough or not is_waiting(run.state.optimizer):
+def _too_short(run: Run) -> str:
+    """What to try if the automatic upper step has not begun to move x, or not got far; empty if it has."""
+    sampler, moving = run.state.sampler, paces(run.state.optimizer)
+    window = shortest_window(sampler.per_step / sampler.blocks)
+    enough = _WINDOWS * window
+    if run.done < _MEANT or run.done >= enough or not moving:
         return ""
-    return (
-        f"x has not moved yet: the automatic upper step waits while y and v settle, and {run.done} steps "
-        f"were too few for that: try steps={enough} or more"
-    )
+    advice = f"{run.done} steps were too few for that: try steps={enough} or more"
+    if any(float(one.scale) == 0 for one in moving):
+        return f"x has not moved yet: the automatic upper step waits while y and v settle, and {advice}"
+    slopes = run.history["gradient_norm"]
+    if run.done < _FIRST_WINDOWS * window and slopes[-1] > _STILL_STEEP * max(slopes):
+        return f"x has not got far: the automatic upper step begins with short steps, and {advice}"
+    return ""
 
 
 def _steps_to_take(steps: int | None, stop: Stop) -> int:

@@ -13,7 +13,10 @@ _DIGITS = 1e-4  # of F, below which a change does not show in what is printed
 _MOST_ALIKE = 0.9  # correlation of neighbours
 
 _LEVEL = "no longer improving"
-_ADVICE = f"F is {_LEVEL}: more rows per step (batch_size, blocks_per_step) or a smaller step may lower it"
+_ADVICE = (
+    f"F is {_LEVEL}: it is at a minimum, or at the level of its noise, which more rows per step (batch_size, "
+    "blocks_per_step, unless all are seen) or a smaller step may lower"
+)
 
 
 class Estimate(float):

@@ -177,7 +177,8 @@ def _message(
     if not (np.isfinite([found.objective, found.start]).all() and left <= _LEFT * scale):
         return (
             "the answer could not be verified: from where the run ended, some lower problems could not be "
-            "solved; g must be smooth and strongly convex in y"
+            "solved; g must be smooth and strongly convex in y, and x must not have run off to where it is "
+            "hardly so: look at result.x, bound it (bx.bounded), or regularise f"
         )
     worse = found.objective - found.start
     if worse > max(_OFF * abs(found.start), noise):

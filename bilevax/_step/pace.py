@@ -189,11 +189,9 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
             now = _by_itself(state, covered, covered_before).astype(dtype)
             change, risen = _change(state, covered, covered_before, _goes_on(now, trend), chance)
             back = certain & risen
-            kept = origin, covered_before, trend, then
-            kept = jax.tree.map(
-                lambda old, new: jnp.where(back, old, new), kept, (here, covered, now, squares)
-            )
-            return (scale * change).astype(dtype), *kept, back
+            old, new = (origin, covered_before, trend, then), (here, covered, now, squares)
+            origin, covered, trend, then = jax.tree.map(lambda a, b: jnp.where(back, a, b), old, new)
+            return (scale * change).astype(dtype), origin, covered, trend, then, back
 
         none = jnp.zeros((), bool)
         kept = state.scale, state.origin, state.covered_before, state.trend, state.squares_then, none
@@ -242,10 +240,10 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
 
 
-def is_waiting(optimizer: PyTree) -> bool:
-    """Whether the state of an upper step is that of an `automatic_step` that has not moved x yet."""
+def paces(optimizer: PyTree) -> list[Pace]:
+    """The states of `automatic_step` in that of an upper step."""
     leaves = jax.tree.leaves(optimizer, is_leaf=lambda one: isinstance(one, Pace))
-    return any(isinstance(one, Pace) and float(one.scale) == 0 for one in leaves)
+    return [one for one in leaves if isinstance(one, Pace)]
 
 
 def shortest_window(chance: float) -> int:

@@ -1,8 +1,8 @@
 """A check that clean rows are on the scale of the noisy rows.
 
 A common mistake is to scale X and to forget X_clean. The check must not fire on honest data: sparse or
-constant features, heavy tails, few clean rows, or clean rows of one group only. There are two criteria, each
-with a bound on the probability that rows of one distribution meet it.
+constant features, heavy tails, few clean rows, or clean rows of one group only. There are three criteria. The
+first two have a bound on the probability that rows of one distribution meet them.
 
 1. Most features differ in size by a factor of `_RATIO`. The size of a feature is the median of |x| over its
    non-zero entries. The k clean sizes must also rank high (or low) among those in X: the mean of k uniform
@@ -10,6 +10,9 @@ with a bound on the probability that rows of one distribution meet it.
 2. In one feature at least half of the k clean rows lie more than `_FAR` standard deviations outside the range
    of X. Of k rows, h lie outside the range of n others with a probability of at most
    C(k, h) (h + 1) / C(n + h, h).
+3. In most features the median of the clean rows is more than `_SHIFTED` standard deviations from the mean of
+   X, or `_SHIFTED_FROM_ZERO` where X has been standardised to means of 0 and deviations of 1, which features
+   hardly have by themselves; and more than 5/√k. (A median is at most one deviation from its mean.)
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from scipy.special import gammaln
 _RATIO = 10.0
 _FAR = 10.0
 _CHANCE = 1e-5
+_SHIFTED, _SHIFTED_FROM_ZERO = 3.0, 1.5
+_STANDARD = 1e-3  # how far means and deviations of standardised features are from 0 and 1
 _ROWS = 2000  # at most this many rows of each are compared
 _ADVICE = (
     "Transform X and X_clean in the same way; in a Pipeline, use transform_input=['X_clean'] (see "
@@ -47,9 +52,32 @@ def check_scales(X: Any, X_clean: Any) -> None:
       ...
       ValueError: X_clean must be on the scale of X, but ...
     """
-    X, X_clean = _some_rows(X), _some_rows(X_clean)
-    _check_sizes(X, X_clean)
-    _check_ranges(X, X_clean)
+    some, some_clean = _some_rows(X), _some_rows(X_clean)
+    _check_sizes(some, some_clean)
+    _check_ranges(some, some_clean)
+    if not sparse.issparse(X):  # sparse features are not centred
+        _check_means(
+            np.asarray(X, float), X_clean.toarray() if sparse.issparse(X_clean) else np.asarray(X_clean)
+        )
+
+
+def _check_means(X: np.ndarray, X_clean: Any) -> None:
+    means, spread, clean = X.mean(0), X.std(0), np.median(np.asarray(X_clean, float), 0)
+    varies = spread > 1e-9 * np.abs(X).max(0)
+    if not varies.any():
+        return
+    means, spread, clean = means[varies], spread[varies], clean[varies]
+    standard = (np.abs(means) < _STANDARD).all() and (np.abs(spread - 1) < _STANDARD).all()
+    apart = np.abs(clean - means) / spread
+    limit = max(_SHIFTED_FROM_ZERO if standard else _SHIFTED, 5 / math.sqrt(X_clean.shape[0]))
+    if 2 * (apart > limit).sum() <= len(apart):
+        return
+    worst = int(np.argmax(apart))
+    raise ValueError(
+        f"X_clean must be on the scale of X, but in {(apart > limit).sum()} of {len(apart)} features it lies "
+        f"more than {limit:.2g} standard deviations away: feature {np.flatnonzero(varies)[worst]} has a mean "
+        f"of {means[worst]:.3g} in X and a median of {clean[worst]:.3g} in X_clean. {_ADVICE}"
+    )
 
 
 def _check_sizes(X: Any, X_clean: Any) -> None:
