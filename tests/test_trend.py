@@ -87,7 +87,7 @@ def test_the_advice_comes_once_at_the_end(make, capsys):
     with make(20) as shown:
         shown.update(10, 5.0, {"F": flat})
         shown.update(20, 5.0, {"F": flat})
-    assert capsys.readouterr().err.count("F is no longer improving: more rows per step") == 1
+    assert capsys.readouterr().err.count("F is no longer improving: it is at a minimum, or") == 1
     with make(20) as shown:
         shown.update(20, 5.0, {"F": estimate(2 - 0.01 * ENTRIES)})
     assert "no longer improving" not in capsys.readouterr().err
