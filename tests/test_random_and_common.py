@@ -284,7 +284,27 @@ def test_a_run_with_keys_minimises_the_mean_over_keys():
     assert result.verification is None
 
 
-def test_the_diagnostics_use_one_key_whatever_blocks_are_looked_at_together():
+@pytest.mark.parametrize("ragged", [False, True])
+def test_the_diagnostics_average_over_keys_of_blocks_and_ragged_rows(ragged):
+    def upper(x, y, block, batch, key):
+        return x * y * jax.random.uniform(key) + 0 * jnp.mean(batch)
+
+    def lower(x, y, block, batch, key):
+        return (y - jax.random.uniform(key)) ** 2 + 0 * jnp.mean(batch)
+
+    lengths = 3 + np.arange(60) % 3 * ragged
+    rows = bx.PerBlock(np.zeros(lengths.sum(), np.float32), np.cumsum([0, *lengths]))
+    problem = bx.Problem(upper, lower, 60, rows, rows, random=True)
+    y0 = jnp.zeros(60)
+    found = np.asarray(bx.solve_lower(problem, jnp.float32(1), y0))
+    assert len(set(found.round(6))) == 60
+    assert abs(found.mean() - 0.5) < 0.12  # one key for all would give any number below one
+    values = [float(bx.objective(problem, jnp.float32(1), y0, blocks_at_once=many)) for many in (7, 60)]
+    assert values[0] == pytest.approx(values[1], rel=1e-6)
+    assert abs(values[0] - 0.25) < 0.1
+
+
+def test_the_diagnostics_use_the_same_keys_whatever_blocks_are_looked_at_together():
     problem, x0, y0 = dropout()
     one, both = (bx.objective(problem, x0 + 1, y0, blocks_at_once=count) for count in (1, 2))
     np.testing.assert_allclose(one, both, rtol=1e-6)

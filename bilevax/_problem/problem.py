@@ -77,8 +77,9 @@ class Problem(eqx.Module):
       risk: what is minimised in place of the mean over the blocks: `cvar`, `soft_maximum` or `worst_group`.
       random: f, g and c take one more argument, a key for `jax.random`: for dropout, say, or augmentation. It
         is another one for each step, block and function; a corrected method sees the same one at t and t−1.
-        Outside of steps, as in the diagnostics, there is one fixed key per function: F is then that of these
-        keys, not a mean over keys. Whether f, g and c are means over rows is not checked.
+        Outside of steps, as in the diagnostics, every block has fixed keys of its own, one per function, and
+        so has each of its rows where rows are passed one by one: F is then a mean over the keys of blocks and
+        rows, the same in each call. Whether f, g and c are means over rows is not checked.
       tables: parts of x that a batch looks up by index, such as embeddings or a weight per row: a dict that
         has index(block, batch) for each of these keys of x; or that function itself, if all of x is a table.
         The index is an array of row numbers, or None for a batch that looks nothing up. f, g, c and `through`

@@ -14,7 +14,7 @@ from bilevax._problem.stream import Stream
 
 PyTree = Any
 
-_FIXED = 0x5EED, 0xD1CE  # the words of the stream where a step draws none
+_FIXED = 0x5EED, 0xD1CE  # the words of its stream
 
 
 class Keyed(eqx.Module):
@@ -40,9 +40,14 @@ class Random:
         *rest, batch = arguments
         if isinstance(batch, Keyed):
             rows, random = batch.rows, batch.random
-        else:  # outside of steps
-            rows, random = batch, Stream(*(jnp.uint32(word) for word in _FIXED))
+        else:  # outside of samples
+            rows, random = batch, fixed_stream()
         return self.function(*rest, rows, random.at(self.place).key())
+
+
+def fixed_stream() -> Stream:
+    """The random stream where a step draws none."""
+    return Stream(*(jnp.uint32(word) for word in _FIXED))
 
 
 def check_key(name: str, function: Callable[..., Any], arguments: str, random: bool) -> None:

@@ -25,6 +25,7 @@ from jax import Array
 
 from bilevax._problem.lookups import lookups
 from bilevax._problem.problem import Problem
+from bilevax._problem.random_functions import fixed_stream
 from bilevax._problem.rows import Batch
 from bilevax._problem.sample_sizes import chosen_sizes
 from bilevax._problem.stream import Stream, permuted
@@ -68,7 +69,8 @@ class Sampler(eqx.Module):
       initial_batch_size: see `Sampling`.
       axis: on a device that holds a share of the blocks, the axis of the mesh; m, I and the strata are then
         those of the share.
-      keyed: whether functions that take keys get new ones in each step; else they get the same ones always.
+      keyed: whether functions that take keys get new ones in each step; else every block has a key of its
+        own, always the same.
     """
 
     random: Stream
@@ -130,6 +132,11 @@ class Sampler(eqx.Module):
     def first_stratum(self) -> Array | int:
         """The index, among all strata, of the first one on this device."""
         return 0 if self.axis is None else jax.lax.axis_index(self.axis) * (self.strata or 1)
+
+    @property
+    def first_block(self) -> Array | int:
+        """The index, among all blocks, of the first one on this device."""
+        return 0 if self.axis is None else jax.lax.axis_index(self.axis) * self.blocks
 
     @property
     def devices(self) -> int:
@@ -194,8 +201,11 @@ class Sampler(eqx.Module):
         looked_up = None
         if problem.tables and slots:
             looked_up = lookups(problem.tables, constants, problem.by_source(upper, lower))
-        if problem.random and self.keyed:
-            own = random.at(KEYS).at(jnp.arange(blocks.shape[0]))
+        if problem.random:
+            if self.keyed:
+                own = random.at(KEYS).at(jnp.arange(blocks.shape[0]))
+            else:
+                own = fixed_stream().at(self.first_block + blocks)
             lower = {n: dataclasses.replace(batch, random=own) for n, batch in lower.items()}
             upper = dataclasses.replace(upper, random=own)
         return Sample(blocks, constants, touched, upper, lower, lookups=looked_up)
@@ -317,7 +327,11 @@ def _checked_streaming(sampling: Sampling) -> tuple[int | None, int | Literal["a
 
 
 def all_rows(problem: Problem) -> Sampler:
-    """The plan of all blocks and all their rows; functions that take keys get the same ones always."""
+    """The plan of all blocks and all their rows.
+
+    Functions that take keys get the same ones always: those of a block are split off from one fixed stream
+    by its number, and those of a row, where rows are passed one by one, from the block's by its place.
+    """
     return dataclasses.replace(Sampling("all", "all").sampler(problem, jax.random.key(0)), keyed=False)
 
 
