@@ -13,9 +13,10 @@ import pytest
 pytest.importorskip("typer")
 from typer.testing import CliRunner
 
+import bilevax as bx
 from bilevax.cli import app
 from bilevax.data import DataError
-from bilevax.experiments import meta, meta_methods, meta_tasks
+from bilevax.experiments import meta, meta_methods, meta_solver, meta_tasks
 
 SINES = dataclasses.replace(meta_tasks.sines(), widths=(1, 5, 5, 1))
 
@@ -109,6 +110,44 @@ def test_every_method_learns_something_about_new_tasks():
         assert after.min() < before.min(), name
 
 
+def test_heads_are_solved_for_and_x_moves_along_the_exact_gradient():
+    tasks = SINES.draw(6, 0, "train")
+    method = meta_methods.Heads(SINES, tasks, 6)
+    setting = {"upper": 1e-3, "strength": 0.1}
+    problem, state = method.problem(setting), method.begin(setting, 0)
+    solver = meta_solver.SolvedBlocks(1e-3, iterations=40, tolerance=1e-6)
+    y0 = jax.tree.map(lambda a: jnp.broadcast_to(a, (6, *a.shape)), state.x["layers"][-1])
+    exact = bx.hypergradient(problem, state.x, y0)
+    found, _ = jax.jit(solver.step)(problem, state)
+    for one, other in zip(jax.tree.leaves(found.z), jax.tree.leaves(exact), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
+    adapter = method.adapters(state, setting)[0]
+    loss, _ = meta.judged(SINES, adapter, tasks)
+    assert loss == pytest.approx(float(bx.objective(problem, state.x, y0)), rel=1e-4)
+
+
+def test_conjugate_gradients_solve_every_block_and_stop_at_the_tolerance():
+    random = np.random.default_rng(0)
+    roots = random.normal(size=(3, 5, 5)).astype(np.float32)
+    matrices = roots @ roots.transpose(0, 2, 1) + np.eye(5, dtype=np.float32)
+    right = random.normal(size=(3, 5)).astype(np.float32)
+    right[1] = 0  # solved from the start
+    calls = []
+
+    def product(u):
+        jax.debug.callback(lambda: calls.append(1))
+        return jnp.einsum("bij,bj->bi", matrices, u)
+
+    found = meta_solver.conjugate_gradients(product, right, jnp.zeros((3, 5)), 20, 1e-5)
+    np.testing.assert_allclose(found, np.linalg.solve(matrices, right[..., None])[..., 0], atol=1e-3)
+    jax.effects_barrier()
+    assert len(calls) < 15
+    calls.clear()
+    meta_solver.conjugate_gradients(product, right, found, 20, 0.1).block_until_ready()
+    jax.effects_barrier()
+    assert len(calls) == 1  # of the residual
+
+
 def test_every_method_is_tried_with_nine_settings():
     for kind in meta_methods.METHODS.values():
         for family in meta.FAMILIES:
@@ -117,7 +156,7 @@ def test_every_method_is_tried_with_nine_settings():
 
 
 def test_the_command_writes_its_table_and_names_what_it_does_not_know(monkeypatch, tmp_path):
-    small = meta.MetaOptions(("sines",), ("ANIL", "bilevax, heads"), 8, 4, 2, 0.0, 0.0, 2)
+    small = meta.MetaOptions(("sines",), ("ANIL", "bilevax, heads"), 8, 8, 4, 4, 2, 0.0, 0.0, 2)
     monkeypatch.setattr(meta.MetaOptions, "quick", lambda self: small)
     monkeypatch.setattr(meta, "FAMILIES", {"sines": lambda: SINES})
     result = CliRunner().invoke(app, ["reproduce", "meta", "--quick", "--out", str(tmp_path)])

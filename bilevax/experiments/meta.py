@@ -2,9 +2,10 @@
 
 Every method sees the same training tasks. Its step sizes are chosen from a grid of nine, by the loss on
 validation tasks, after equally many seconds each; so is the number of steps that it takes on a new task. Then
-it is run from several seeds, again for equally many seconds. Seconds are those of the processor, compilation
-left out: they hardly depend on what else the machine does. What trials and runs find is written at once, and
-several may be made at a time.
+it is run from several seeds, again for equally many seconds. In every run what was learnt is looked at a few
+times, and the look that is best on validation tasks counts: longer runs learn the training tasks by heart.
+Seconds are those of the processor, compilation left out: they hardly depend on what else the machine does.
+What trials and runs find is written at once, and several may be made at a time.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from bilevax.experiments.meta_tasks import Family, Params, Tasks, digits, predic
 from bilevax.experiments.report import Report
 
 FAMILIES: dict[str, Callable[[], Family]] = {"sines": sines, "digits": digits}
-ADAPTED = (1, 5, 10, 20, 50, 100, 200)  # steps on a new task
-NEWTON = 5  # at most, where they are Newton's
+ADAPTED = {"sines": (1, 5, 10, 20, 50, 100, 200, 500), "digits": (1, 5, 10, 20, 50)}  # steps on a new task
+LOOKS = 6  # in a run
 TUNING = 1000  # what is added to the first seed for the tasks of the tuning
 
 
@@ -42,7 +43,9 @@ class MetaOptions:
       families: kinds of tasks.
       methods: whom to compare.
       tasks: to learn from.
-      test_tasks: to be judged by; as many are for validation.
+      digit_tasks: the same for digits.
+      test_tasks: to be judged by.
+      validation_tasks: to choose by.
       per_step: tasks of a step.
       seconds: of a run.
       tuning_seconds: of each of the nine settings.
@@ -54,28 +57,33 @@ class MetaOptions:
     families: tuple[str, ...] = ("sines", "digits")
     methods: tuple[str, ...] = tuple(METHODS)
     tasks: int = 1000
+    digit_tasks: int = 5000
     test_tasks: int = 500
+    validation_tasks: int = 200
     per_step: int = 25
-    seconds: float = 60.0
-    tuning_seconds: float = 20.0
+    seconds: float = 15.0
+    tuning_seconds: float = 15.0
     seeds: int = 5
     seed: int = 0
     processes: int = 1
 
     def quick(self) -> MetaOptions:
         """A short check."""
-        return dataclasses.replace(
-            self, tasks=50, test_tasks=20, per_step=5, seconds=0.3, tuning_seconds=0.1, seeds=2
-        )
+        few = {"tasks": 50, "digit_tasks": 50, "test_tasks": 20, "validation_tasks": 20, "per_step": 5}
+        return dataclasses.replace(self, **few, seconds=0.3, tuning_seconds=0.1, seeds=2)
+
+    def tasks_of(self, family: str) -> int:
+        """How many tasks of a family to learn from."""
+        return self.digit_tasks if family == "digits" else self.tasks
 
 
 @dataclasses.dataclass(frozen=True)
 class Learnt:
-    """What a run of a method has come to.
+    """What a method has come to at some time of a run.
 
     Attributes:
       adapters: what may be applied to new tasks.
-      steps: taken.
+      steps: taken so far.
       seconds: they took.
     """
 
@@ -143,40 +151,53 @@ def run(
             tables[family],
             f"New tasks after adaptation, {family}",
             "loss: mean over seeds of the mean query loss of test tasks ± its standard error; "
-            f"{options.tasks} training tasks, {options.seconds:g} processor seconds each.",
+            f"{options.tasks_of(family)} training tasks, {options.seconds:g} processor seconds each.",
         )
     report.finish()
     return tables
 
 
-def trial(options: MetaOptions, family: str, method: str, number: int) -> list[list[float]]:
-    """The validation loss of a setting, of every adapter after every number of steps in `ADAPTED`."""
-    found = _judged_run(
-        options, family, method, number, options.seed + TUNING, "validation", options.tuning_seconds
-    )
-    return found["loss"]
+def trial(options: MetaOptions, family: str, method: str, number: int) -> list[list[list[float]]]:
+    """The validation loss of a setting: by look, adapter and number of steps in `ADAPTED`."""
+    seed = options.seed + TUNING
+    known, looks = _looks(options, family, method, number, seed, options.tuning_seconds)
+    return _judged_looks(options, known, looks, seed)
 
 
 def measure(options: MetaOptions, family: str, method: str, number: int, seed: int) -> dict[str, Any]:
-    """The same of a run with the chosen setting on test tasks, with errors and the steps that it took."""
-    return _judged_run(options, family, method, number, seed, "test", options.seconds)
+    """A run with the chosen setting.
+
+    Returns:
+      By look, adapter and number of steps in `ADAPTED`, the loss of validation tasks, and loss and error of
+      test tasks; by look, the steps that the run had taken and λ of the adapters.
+    """
+    known, looks = _looks(options, family, method, number, seed, options.seconds)
+    tasks = known.draw(options.test_tasks, seed, "test")
+    found = [[judged(known, adapter, tasks) for adapter in look.adapters] for look in looks]
+    loss, error = ([[one[part].tolist() for one in look] for look in found] for part in (0, 1))
+    pulls = [[adapter.strength for adapter in look.adapters] for look in looks]
+    steps = [look.steps for look in looks]
+    validation = _judged_looks(options, known, looks, seed)
+    return {"validation": validation, "loss": loss, "error": error, "pulls": pulls, "steps": steps}
 
 
-def _judged_run(
-    options: MetaOptions, family: str, method: str, number: int, seed: int, part: str, seconds: float
-) -> dict[str, Any]:
+def _looks(
+    options: MetaOptions, family: str, method: str, number: int, seed: int, seconds: float
+) -> tuple[Family, list[Learnt]]:
     known, kind = _made(FAMILIES[family]), METHODS[method]
     began = time.perf_counter()
-    learner = kind(known, known.draw(options.tasks, seed, "train"), options.per_step)
-    learnt = learn(learner, kind.settings(family)[number], seed, seconds)
-    tasks = known.draw(options.test_tasks, seed, part)
-    losses, errors = zip(*(judged(known, adapter, tasks) for adapter in learnt.adapters), strict=True)
-    print(
-        f"{family}, {method}, setting {number}, seed {seed}: {time.perf_counter() - began:.0f} s", flush=True
-    )
-    pulls = [adapter.strength for adapter in learnt.adapters]
-    steps = {"steps": learnt.steps, "seconds": learnt.seconds, "pulls": pulls}
-    return {"loss": np.array(losses).tolist(), "error": np.array(errors).tolist()} | steps
+    learner = kind(known, known.draw(options.tasks_of(family), seed, "train"), options.per_step)
+    looks = learn(learner, kind.settings(family)[number], seed, seconds)
+    passed = time.perf_counter() - began
+    print(f"{family}, {method}, setting {number}, seed {seed}: {passed:.0f} s", flush=True)
+    return known, looks
+
+
+def _judged_looks(
+    options: MetaOptions, family: Family, looks: list[Learnt], seed: int
+) -> list[list[list[float]]]:
+    tasks = family.draw(options.validation_tasks, seed, "validation")
+    return [[judged(family, adapter, tasks)[0].tolist() for adapter in look.adapters] for look in looks]
 
 
 @functools.cache
@@ -185,94 +206,106 @@ def _made(make: Callable[[], Family]) -> Family:
     return make()
 
 
-def _best(losses: list[list[list[float]]]) -> tuple[int, int, int]:
+def _best(losses: list[list[list[list[float]]]]) -> tuple[int, int, int]:
     """The numbers of the setting, of the adapter and of the entry of `ADAPTED` with the least loss."""
+    setting, _, adapter, steps = _least(losses)
+    return setting, adapter, steps
+
+
+def _least(losses: Any) -> tuple[int, ...]:
+    """Where the least of some losses is."""
     values = np.asarray(losses, float)
     place = np.argmin(np.where(np.isfinite(values), values, np.inf))
-    setting, adapter, steps = (int(one) for one in np.unravel_index(place, values.shape))
-    return setting, adapter, steps
+    return tuple(int(one) for one in np.unravel_index(place, values.shape))
 
 
 def _row(
     family: str, method: str, number: int, adapter: int, steps: int, found: list[dict[str, Any]]
 ) -> dict[str, Any]:
     setting = METHODS[method].settings(family)[number]
-    row = {"method": method, "loss": _mean([one["loss"][adapter][steps] for one in found])}
+    looks = [_least([look[adapter][steps] for look in one["validation"]])[0] for one in found]
+
+    def mean(name: str, steps: int) -> str:
+        return _mean([one[name][look][adapter][steps] for one, look in zip(found, looks, strict=True)])
+
+    row = {"method": method, "loss": mean("loss", steps)}
     if _made(FAMILIES[family]).error is not None:
-        row["error rate"] = _mean([one["error"][adapter][steps] for one in found])
+        row["error rate"] = mean("error", steps)
+    taken = "solved" if METHODS[method].solves else ADAPTED[family][steps]
     row |= {
-        "after one step": _mean([one["loss"][adapter][0] for one in found]),
-        "steps on a new task": ADAPTED[steps],
-        "upper step": setting["upper"],
+        "after one step": mean("loss", 0),
+        "steps on a new task": taken,
     }
-    row |= {"lower step": setting["lower"]} if "lower" in setting else {}
-    if "strength" in setting:
-        row |= {
-            "pull": setting["strength"],
-            "on a new task": np.mean([one["pulls"][adapter] for one in found]),
-        }
-    return row | {"steps": int(np.mean([one["steps"] for one in found]))}
+    row |= {"upper step": setting["upper"], "lower step": setting.get("lower", "none")}
+    pulls = [one["pulls"][look][adapter] for one, look in zip(found, looks, strict=True)]
+    row |= {"pull": f"{setting['strength']:g}" if "strength" in setting else "none"}
+    row |= {"on a new task": f"{np.mean(pulls):.3g}"}
+    return row | {"steps": int(np.mean([one["steps"][look] for one, look in zip(found, looks, strict=True)]))}
 
 
-def learn(method: Method, setting: Setting, seed: int, seconds: float) -> Learnt:
-    """A method after so many seconds of the processor, compilation left out."""
-    state = method.begin(setting, seed)
-    jax.block_until_ready(method.advance(state, setting, 0))
-    chunks, began = 0, time.process_time()
-    while (passed := time.process_time() - began) < seconds:
-        state = jax.block_until_ready(method.advance(state, setting, chunks))
-        chunks += 1
-    return Learnt(method.adapters(state, setting), chunks * STEPS, passed)
+def learn(method: Method, setting: Setting, seed: int, seconds: float) -> list[Learnt]:
+    """What a method has learnt, at `LOOKS` times of so many seconds of the processor.
+
+    Compilation is left out, and so are the looks.
+    """
+    jax.block_until_ready(method.advance(method.begin(setting, seed), setting, 0))
+    state, chunks, passed = method.begin(setting, seed), 0, 0.0
+    looks = []
+    for look in range(LOOKS):
+        began = time.process_time() - passed
+        while chunks == 0 or passed < (look + 1) / LOOKS * seconds:
+            state = jax.block_until_ready(method.advance(state, setting, chunks))
+            chunks, passed = chunks + 1, time.process_time() - began
+        adapters = method.adapters(state, setting)
+        # Copies: the next steps are taken in the memory of the state.
+        copies = [dataclasses.replace(one, params=jax.tree.map(np.array, one.params)) for one in adapters]
+        looks.append(Learnt(tuple(copies), chunks * STEPS, passed))
+    return looks
 
 
 def judged(family: Family, adapter: Adapter, tasks: Tasks) -> tuple[np.ndarray, np.ndarray]:
     """The mean query loss of tasks, and their error, after every number of steps in `ADAPTED`.
 
-    Newton's steps are no more than `NEWTON`: what they find does not change after those.
+    Where the last layer of a task is solved for, it is the same for all of them.
     """
-    newton = adapter.rate is None
-    numbers = jnp.asarray(0.0 if newton else adapter.rate), jnp.asarray(adapter.strength)
-    program = _adapted(family, adapter.last_only, newton)
-    found = program(adapter.params, *numbers, tasks.support, tasks.query)
-    places = np.minimum(ADAPTED, NEWTON if newton else ADAPTED[-1]) - 1
-    loss, wrong = (np.asarray(part)[:, places].mean(0) for part in found)
+    numbers = adapter.strength, adapter.scale if adapter.rate is None else adapter.rate
+    program = _adapted(family, adapter.last_only, adapter.rate is None)
+    found = program(adapter.params, *map(jnp.asarray, numbers), tasks.support, tasks.query)
+    places = np.subtract(ADAPTED[family.name], 1)
+    loss, wrong = (np.asarray(part)[:, places if part.shape[1] > 1 else 0 * places].mean(0) for part in found)
     return loss, wrong
 
 
 @functools.lru_cache
-def _adapted(family: Family, last_only: bool, newton: bool) -> Any:
-    """A program that takes steps on tasks, and returns the query loss and error after each."""
+def _adapted(family: Family, last_only: bool, solved: bool) -> Any:
+    """A program that fits networks to tasks, and returns the query loss and error after each step."""
 
-    def one(start: Params, rate: Array, strength: Array, support: Any, query: Any) -> Any:
+    def seen(out: Array, targets: Array) -> tuple[Array, Array]:
+        wrong = jnp.zeros(()) if family.error is None else jnp.mean(family.error(out, targets))
+        return jnp.mean(family.loss(out, targets)), wrong
+
+    def by_steps(start: Params, strength: Array, rate: Array, support: Any, query: Any) -> Any:
         def loss(params: Params) -> Array:
             return family.mean_loss(params, support) + pull(params, start, strength)
 
-        def seen(params: Params) -> tuple[Array, Array]:
-            out = predict(params, query[0])
-            wrong = jnp.zeros(()) if family.error is None else jnp.mean(family.error(out, query[1]))
-            return jnp.mean(family.loss(out, query[1])), wrong
-
         def step(params: Params, _: Any) -> tuple[Params, tuple[Array, Array]]:
             params = moved(params, jax.grad(loss)(params), rate, last_only)
-            return params, seen(params)
+            return params, seen(predict(params, query[0]), query[1])
 
+        return jax.lax.scan(step, start, length=ADAPTED[family.name][-1])[1]
+
+    def by_solution(start: Params, strength: Array, scale: Array, support: Any, query: Any) -> Any:
         flat, as_layer = ravel_pytree(start[-1])
 
-        def of_head(head: Array) -> Params:
-            return [*start[:-1], as_layer(head)]
+        def squares(head: Array) -> Array:
+            out = predict([*start[:-1], as_layer(head)], support[0])
+            return jnp.mean(family.squares(out, support[1])) + 0.5 * strength * jnp.sum((head - flat) ** 2)
 
-        def newton_step(head: Array, _: Any) -> tuple[Array, tuple[Array, Array]]:
-            slope, hessian = (
-                derive(lambda one: loss(of_head(one)))(head) for derive in (jax.grad, jax.hessian)
-            )
-            head = head - jnp.linalg.solve(hessian, slope)
-            return head, seen(of_head(head))
+        head = flat - jnp.linalg.solve(jax.hessian(squares)(flat), jax.grad(squares)(flat))
+        out = scale * predict([*start[:-1], as_layer(head)], query[0])
+        return jax.tree.map(lambda one: one[None], seen(out, query[1]))
 
-        if newton:
-            return jax.lax.scan(newton_step, flat, length=NEWTON)[1]
-        return jax.lax.scan(step, start, length=ADAPTED[-1])[1]
-
-    return jax.jit(jax.vmap(one, (None, None, None, 0, 0)))
+    return jax.jit(jax.vmap(by_solution if solved else by_steps, (None, None, None, 0, 0)))
 
 
 def _mean(values: Any) -> str:

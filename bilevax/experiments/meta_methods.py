@@ -1,10 +1,11 @@
-r"""Four ways to learn from many tasks how to learn a new one; the first three are written for this.
+r"""Five ways to learn from many tasks how to learn a new one; the first three are written for this.
 
 ===========  =============================================================================================
 joint        one network for all rows of all tasks, which is then trained further on a new task's rows
 MAML         the start from which five steps on a task's rows do best on its others; the steps are unrolled
 ANIL         the same, but only the last layer takes the steps
-bilevax      a prior θ: a task's network φ minimises its loss + λ/2 ‖φ − θ‖², stored as an offset from θ
+networks     a prior θ: a task's network φ minimises its loss + λ/2 ‖φ − θ‖², stored as an offset from θ
+heads        layers under a last one per task, which is a ridge regression: its prior and λ are learnt, too
 ===========  =============================================================================================
 
 All move what they learn by Adam, along gradients of norm at most one. A method takes chunks of steps in one
@@ -26,7 +27,8 @@ import optax
 from jax import Array
 
 import bilevax as bx
-from bilevax.experiments.meta_tasks import Family, Params, Tasks
+from bilevax.experiments.meta_solver import SolvedBlocks
+from bilevax.experiments.meta_tasks import Family, Params, Tasks, predict
 
 Setting = dict[str, float]
 STEPS = 60  # of a chunk
@@ -36,25 +38,26 @@ LOWER = {"sines": (0.003, 0.01, 0.03), "digits": (0.03, 0.1, 0.3)}
 STRENGTHS = {"sines": (3.0, 10.0, 30.0), "digits": (0.03, 0.1, 0.3)}
 FIXED = {"sines": 0.003, "digits": 0.3}  # the lower step of a network per task
 VISITS = {"sines": 1, "digits": 5}  # of a network per task, in a row
-HEAD_STRENGTHS = (0.01, 0.1, 1.0)  # where the pull on heads begins
-HEAD_VISITS = 3  # of a head, in a row: for its solution, then for v there, then for x
+HEAD_STRENGTHS = {"sines": (0.01, 0.1, 1.0), "digits": (1.0, 10.0, 100.0)}  # where λ of heads begins
 
 
 @dataclasses.dataclass(frozen=True)
 class Adapter:
-    """How a learnt network is fitted to a new task: gradient steps of its loss, or Newton's.
+    """How a learnt network is fitted to a new task: by gradient steps of its loss, or as a ridge regression.
 
     Attributes:
       params: where to begin.
-      rate: of the steps; None for Newton's.
+      rate: of the steps; None where the last layer is a ridge regression.
       strength: λ of the pull back to the start.
       last_only: whether only the last layer moves.
+      scale: of the outputs of a ridge regression.
     """
 
     params: Params
     rate: float | None
     strength: float = 0.0
     last_only: bool = False
+    scale: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +68,12 @@ class Method(abc.ABC):
       family: the tasks' family.
       tasks: those to learn from.
       per_step: the tasks of a step.
+
+    Class attributes:
+      solves: whether a new task is solved for, and takes no steps.
     """
 
+    solves: ClassVar[bool] = False
     family: Family
     tasks: Tasks
     per_step: int
@@ -82,7 +89,7 @@ class Method(abc.ABC):
 
     @abc.abstractmethod
     def advance(self, state: Any, setting: Setting, chunk: int) -> Any:
-        """The state `STEPS` steps later; `chunk` counts the calls."""
+        """The state `STEPS` steps later, in place of the given one; `chunk` counts the calls."""
 
     @abc.abstractmethod
     def adapters(self, state: Any, setting: Setting) -> tuple[Adapter, ...]:
@@ -158,18 +165,6 @@ class InARow(bx.SOBA):
         return state.sampler.draw(problem, state.step // self.times)
 
 
-class SolvedHeads(bx.BlockNewton):
-    """BlockNewton that visits the same tasks until their heads are solved; then x moves."""
-
-    def draw(self, problem: bx.Problem, state: bx.State) -> Any:
-        """The tasks and rows of a step: those of the step before, or new ones."""
-        return state.sampler.draw(problem, state.step // HEAD_VISITS)
-
-
-def _at_the_last_visit(step: Any, **_: Any) -> Any:
-    return step % HEAD_VISITS == HEAD_VISITS - 1
-
-
 class Bilevel(Method):
     """A method of bilevax: the tasks are blocks."""
 
@@ -195,7 +190,8 @@ class Bilevel(Method):
         return init(self.problem(setting), _arrays(setting), x, y0, jax.random.key(seed), plan)
 
     def advance(self, state: Any, setting: Setting, chunk: int) -> Any:
-        return _bilevel_programs(type(self), self.family)[1](self.problem(setting), _arrays(setting), state)
+        given = self.problem(setting), _arrays(setting)
+        return _bilevel_programs(type(self), self.family)[1](given, state)
 
     def problem(self, setting: Setting) -> bx.Problem:
         """The tasks as blocks, each with λ as its constant."""
@@ -245,35 +241,44 @@ class Networks(Bilevel):
 
 
 class Heads(Bilevel):
-    """Shared layers, a prior of the last one and λ, by Newton steps on a last layer per task."""
+    """Shared layers under a ridge regression per task, whose prior, λ and scale are learnt with them.
+
+    A task's last layer fits the task's targets by least squares: g is quadratic in it, and solved at every
+    visit. x is judged by the loss of the family, of outputs times a scale.
+    """
+
+    solves = True
 
     @classmethod
     def settings(cls, family: str) -> list[Setting]:
         """λ is learnt: the settings say where it begins."""
-        return [{"upper": one, "strength": pull} for one in UPPER for pull in HEAD_STRENGTHS]
+        return [{"upper": one, "strength": pull} for one in UPPER for pull in HEAD_STRENGTHS[family]]
 
     def start(self, setting: Setting, seed: int) -> tuple[Any, Any]:
         params = self.family.start(jax.random.key(seed))
-        return {"layers": params, "log_strength": jnp.log(setting["strength"])}, params[-1]
+        others = {"log_strength": jnp.log(setting["strength"]), "log_scale": jnp.zeros(())}
+        return {"layers": params, **others}, params[-1]
 
     @classmethod
     def solver(cls, family: Family, setting: Any) -> bx.AbstractSolver:
-        last = optax.conditionally_mask(adam(setting["upper"]), _at_the_last_visit)
-        return SolvedHeads(last, alpha=1.0, beta=1.0)
+        return SolvedBlocks(adam(setting["upper"]))
 
     @classmethod
     def levels(cls, family: Family) -> tuple[Any, Any]:
         def upper(x: Any, y: Any, block: Array, batch: Any) -> Array:
-            return family.mean_loss([*x["layers"][:-1], y], batch)
+            out = predict([*x["layers"][:-1], y], batch[0])
+            return jnp.mean(family.loss(jnp.exp(x["log_scale"]) * out, batch[1]))
 
         def lower(x: Any, y: Any, block: Array, batch: Any) -> Array:
-            return upper(x, y, block, batch) + pull(y, x["layers"][-1], jnp.exp(x["log_strength"]))
+            out = predict([*x["layers"][:-1], y], batch[0])
+            fit = jnp.mean(family.squares(out, batch[1]))
+            return fit + pull(y, x["layers"][-1], jnp.exp(x["log_strength"]))
 
         return upper, bx.argmin(lower, around=lambda x: x["layers"][-1])
 
     def adapters(self, state: Any, setting: Setting) -> tuple[Adapter, ...]:
-        strength = float(jnp.exp(state.x["log_strength"]))
-        return (Adapter(state.x["layers"], None, strength, last_only=True),)
+        strength, scale = (float(jnp.exp(state.x[name])) for name in ("log_strength", "log_scale"))
+        return (Adapter(state.x["layers"], None, strength, last_only=True, scale=scale),)
 
 
 def adam(rate: Any) -> optax.GradientTransformation:
@@ -295,8 +300,9 @@ def _bilevel_programs(kind: type[Bilevel], family: Family) -> tuple[Any, Any]:
     def init(problem: bx.Problem, setting: Any, x: Any, y0: Any, key: Array, plan: bx.Sampling) -> bx.State:
         return kind.solver(family, setting).init(problem, x, y0, key=key, sampling=plan)
 
-    @eqx.filter_jit
-    def advance(problem: bx.Problem, setting: Any, state: bx.State) -> bx.State:
+    @eqx.filter_jit(donate="all-except-first")  # what is stored of all tasks is not copied
+    def advance(given: tuple[bx.Problem, Any], state: bx.State) -> bx.State:
+        problem, setting = given
         return bx.advance(problem, kind.solver(family, setting), state, STEPS)
 
     return init, advance

@@ -38,6 +38,7 @@ class Family:
       name: of the kind.
       widths: of the network's layers, inputs and outputs included.
       loss: of (predictions, targets), one value per row.
+      squares: of (predictions, targets), the squared error that a ridge regression fits, per row.
       draw: makes (number, seed, part) tasks; the parts "train", "validation" and "test" share no rows.
       error: what is reported besides the loss, of (predictions, targets) per row; None if nothing.
     """
@@ -45,6 +46,7 @@ class Family:
     name: str
     widths: tuple[int, ...]
     loss: Callable[[Array, Array], Array]
+    squares: Callable[[Array, Array], Array]
     draw: Callable[[int, int, str], Tasks]
     error: Callable[[Array, Array], Array] | None = None
 
@@ -87,7 +89,10 @@ def sines(rows: int = 10) -> Family:
 
         return Tasks(some(), some())
 
-    return Family("sines", (1, 40, 40, 1), lambda out, y: jnp.sum((out - y) ** 2, -1), draw)
+    def loss(out: Array, y: Array) -> Array:
+        return jnp.sum((out - y) ** 2, -1)
+
+    return Family("sines", (1, 40, 40, 1), loss, loss, draw)
 
 
 def digits() -> Family:
@@ -118,10 +123,13 @@ def digits() -> Family:
     def loss(out: Array, y: Array) -> Array:
         return -jnp.take_along_axis(jax.nn.log_softmax(out), y[..., None], -1)[..., 0]
 
+    def squares(out: Array, y: Array) -> Array:
+        return jnp.sum((out - jax.nn.one_hot(y, _WAYS, dtype=out.dtype)) ** 2, -1)
+
     def error(out: Array, y: Array) -> Array:
         return (jnp.argmax(out, -1) != y).astype(float)
 
-    return Family("digits", (196, 32, 32, _WAYS), loss, draw, error)
+    return Family("digits", (196, 32, 32, _WAYS), loss, squares, draw, error)
 
 
 def _flat(targets: np.ndarray) -> np.ndarray:
