@@ -248,7 +248,9 @@ def learn(method: Method, setting: Setting, seed: int, seconds: float) -> list[L
 
     Compilation is left out, and so are the looks.
     """
-    jax.block_until_ready(method.advance(method.begin(setting, seed), setting, 0))
+    state = method.begin(setting, seed)
+    for chunk in range(2):  # the state after a step may be of other types than the first one
+        state = jax.block_until_ready(method.advance(state, setting, chunk))
     state, chunks, passed = method.begin(setting, seed), 0, 0.0
     looks = []
     for look in range(LOOKS):

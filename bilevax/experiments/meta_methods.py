@@ -256,7 +256,7 @@ class Heads(Bilevel):
 
     def start(self, setting: Setting, seed: int) -> tuple[Any, Any]:
         params = self.family.start(jax.random.key(seed))
-        others = {"log_strength": jnp.log(setting["strength"]), "log_scale": jnp.zeros(())}
+        others = {"log_strength": jnp.log(jnp.float32(setting["strength"])), "log_scale": jnp.zeros(())}
         return {"layers": params, **others}, params[-1]
 
     @classmethod
