@@ -129,6 +129,12 @@ PARTS = {
     "a level is a number": (
         lambda: named(lower={"p": 1}), TypeError, "lower level 'p'", "a function", "got int",
     ),
+    "a level that was not called": (
+        lambda: problem(lower=bx.minimum), TypeError, "lower level 'lower'", "got bilevax.minimum itself",
+    ),
+    "a key by name": (
+        lambda: problem(upper=lambda x, y, block, batch, *, key: 0.0), TypeError, "upper takes a key", "none",
+    ),
     "a level's name": (
         lambda: named(lower={1: lower}), TypeError, "names of lower levels", "strings", "got 1",
     ),

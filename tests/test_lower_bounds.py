@@ -188,7 +188,7 @@ def g(x, y, block, batch):
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        ({"project": (1.0, 0.0)}, ValueError, "lower must not exceed upper"),
+        ({"project": (1.0, 0.0)}, ValueError, "project: lower must not exceed upper"),
         (
             {"project": (np.zeros(2), np.ones(3))},
             ValueError,
@@ -208,6 +208,7 @@ WRONG = {
     "y0 must start in the set that project= gives, .* slot 2": ((0.0, 1.0), np.array([[0.5], [0.0], [-3.0]])),
     "the upper bound of project of the argmin level 'lower'": ((None, np.ones(3)), np.zeros((3, 2))),
     "project of the argmin level 'lower' must return what y is": (lambda y: y[0], np.zeros((3, 2))),
+    "project of the argmin level 'lower' must be a projection": (lambda y: y / 2, np.zeros((3, 2))),
     "project of the argmin level 'lower': lower must not exceed upper, got lower = 0.0": (
         (0.0, (1.0, -1.0)),
         (np.zeros(3), np.zeros(3)),

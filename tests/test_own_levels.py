@@ -167,7 +167,7 @@ def test_a_vmapped_state_projects_its_variables_too():
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        ({"project": (1.0, 0.0)}, ValueError, "lower must not exceed upper"),
+        ({"project": (1.0, 0.0)}, ValueError, "project: lower must not exceed upper"),
         ({"project": (None, None)}, ValueError, "at least one bound"),
         ({"project": 3.0}, TypeError, r"bounds \(lower, upper\) or a function of y, got float"),
         ({"project": (float("nan"), None)}, ValueError, "the lower bound of project must be a number"),
@@ -193,6 +193,14 @@ WRONG = {
     "project of the minimum level 'p' must return what y is": (
         bx.minimum(project=lambda p: p[0]),
         jnp.ones((6, 2)),
+    ),
+    "project of the minimum level 'p' must be a projection, .* got .* which it had returned for": (
+        bx.minimum(project=lambda p: -p),  # at zero it looks like one
+        jnp.zeros((6, 2)),
+    ),
+    r"project of the minimum level 'p' must return finite numbers, got \[nan nan\] for": (
+        bx.minimum(project=lambda p: p / jnp.linalg.norm(p)),
+        jnp.zeros((6, 2)),
     ),
 }
 

@@ -350,7 +350,7 @@ def test_the_memory_estimate_counts_what_a_risk_tracks():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: bx.cvar(0.0), ValueError, r"share must lie in \(0.0, ∞\), got 0.0"),
+        (lambda: bx.cvar(0.0), ValueError, r"share must lie in \(0.0, 1.0\], got 0.0"),
         (lambda: bx.cvar(1.1), ValueError, r"share must lie in \(0.0, 1.0\], got 1.1"),
         (lambda: bx.cvar("all"), TypeError, "share must be a number, got str"),
         (lambda: bx.cvar(0.1, alpha=2.0), ValueError, r"alpha must lie in \(0.0, 1.0\], got 2.0"),

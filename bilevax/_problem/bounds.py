@@ -9,12 +9,15 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from bilevax._util import checks
 
 PyTree = Any
 
 _ENDS = ("lower", "upper")
+_LOOKED_AT = 4  # slots
+_INEXACT = 1e-2  # what a projection may change its own result by, relative to its entries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +100,9 @@ class Box:
                 bound.check(f"the {which} bound of {label}", one)
         check_crossing(label, self.lower, self.upper, one)
 
+    def check_values(self, label: str, y: PyTree) -> None:
+        """Bounds are a projection whatever y is."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Set:
@@ -124,6 +130,32 @@ class Set:
         if jax.tree.structure(found) != jax.tree.structure(one) or got != expected:
             raise ValueError(f"{label} must return what y is, of shapes {expected}, got {got}")
 
+    def check_values(self, label: str, y: PyTree) -> None:
+        """Raises unless the function is a projection, as far as a few slots, and points beside them, show."""
+
+        def beside(leaf: Array) -> Array:
+            some = jnp.asarray(leaf)[:_LOOKED_AT]
+            turns = jnp.cos(1 + jnp.arange(some.size, dtype=some.dtype)).reshape(some.shape)
+            return jnp.concatenate([some, some + turns * (1 + jnp.abs(some))])
+
+        points = jax.tree.map(beside, y)
+        once = self(points, 1)
+        looks = [jax.tree.leaves(tree) for tree in (points, once, self(once, 1))]
+        if any(checks.is_traced(leaf) for look in looks for leaf in look):
+            return
+        for start, first, second in zip(*(map(np.asarray, look) for look in looks), strict=True):
+            wrong = ~np.isfinite(first)
+            if wrong.any():
+                slot = int(np.argwhere(wrong)[0][0])
+                raise ValueError(f"{label} must return finite numbers, got {first[slot]} for {start[slot]}")
+            far = np.abs(second - first) > _INEXACT * (1 + np.abs(first))
+            if far.any():
+                slot = int(np.argwhere(far)[0][0])
+                raise ValueError(
+                    f"{label} must be a projection, which leaves its own result as it is, got {second[slot]} "
+                    f"for {first[slot]}, which it had returned for {start[slot]}"
+                )
+
 
 def as_set(label: str, project: Any) -> Box | Set | None:
     """A set that a user gave: bounds (lower, upper), or a projection; None for none."""
@@ -135,7 +167,7 @@ def as_set(label: str, project: Any) -> Box | Set | None:
             f"{project!r}"
         )
     lower, upper = (as_bound(f"the {n} bound of {label}", b) for n, b in zip(_ENDS, project, strict=True))
-    check_order(lower, upper)
+    check_order(lower, upper, f"{label}: ")
     if lower is None and upper is None:
         raise ValueError(f"{label} must have at least one bound, got (None, None)")
     return Box(lower, upper)
@@ -152,16 +184,18 @@ def as_bound(label: str, tree: PyTree) -> Bound | None:
     return Bound(structure, tuple(_nested(array.tolist()) for array in arrays))
 
 
-def check_order(lower: Bound | None, upper: Bound | None) -> None:
+def check_order(lower: Bound | None, upper: Bound | None, label: str = "") -> None:
     """Raises if a lower bound exceeds an upper one; those of different structures are not compared."""
     if lower is None or upper is None or lower.structure != upper.structure:
         return
     for low, high in zip(lower.leaves, upper.leaves, strict=True):
         shapes = np.shape(low), np.shape(high)
         if not any(_broadcasts(*pair) for pair in (shapes, shapes[::-1])):
-            raise ValueError(f"lower and upper must fit one another, got shapes {shapes[0]} and {shapes[1]}")
+            raise ValueError(
+                f"{label}lower and upper must fit one another, got shapes {shapes[0]} and {shapes[1]}"
+            )
         if np.any(np.asarray(low) > np.asarray(high)):
-            raise ValueError(f"lower must not exceed upper, got lower = {low} and upper = {high}")
+            raise ValueError(f"{label}lower must not exceed upper, got lower = {low} and upper = {high}")
 
 
 def check_crossing(label: str, lower: Bound | None, upper: Bound | None, one: PyTree) -> None:

@@ -63,7 +63,9 @@ def check_key(name: str, function: Callable[..., Any], arguments: str, random: b
         raise TypeError(
             f"{name} must take a key where random=True: function({arguments}, key), got {signature}"
         )
-    if _takes(signature, count + 1) and list(signature.parameters)[count] == "key":
+    key = signature.parameters.get("key")
+    by_name = key is not None and key.kind is key.KEYWORD_ONLY
+    if by_name or (_takes(signature, count + 1) and list(signature.parameters)[count] == "key"):
         raise TypeError(
             f"{name} takes a key, but none is drawn: give Problem(…, random=True), or function({arguments}), "
             f"got {signature}"

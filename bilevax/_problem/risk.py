@@ -255,8 +255,7 @@ def cvar(share: float, *, alpha: float | None = None) -> Cvar:
       >>> float(bx.objective(problem, jnp.zeros(1)))  # the mean of 8² and 9²
       72.5
     """
-    checks.number("share", share, 0.0, zero=False)
-    checks.coefficient("share", share, high=1.0, optional=False, kinds="a number")
+    checks.number("share", share, 0.0, zero=False, high=1.0)
     return Cvar(share=float(share), alpha=_weight(alpha))
 
 

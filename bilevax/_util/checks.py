@@ -97,12 +97,12 @@ def is_traced(value: Any) -> bool:
     return isinstance(value, Tracer)
 
 
-def number(name: str, value: Any, least: float, *, zero: bool = True) -> None:
-    """One finite number from `least` (above it, if `zero` is False); traced ones pass."""
+def number(name: str, value: Any, least: float, *, zero: bool = True, high: float | None = None) -> None:
+    """One finite number from `least` (above it, if `zero` is False) to `high`; traced ones pass."""
     if callable(value) or np.ndim(value) != 0:
         got = type(value).__name__ if callable(value) else f"shape {np.shape(value)}"
         raise TypeError(f"{name} must be a number, got {got}")
-    coefficient(name, value, low=least, zero=zero, optional=False, kinds="a number")
+    coefficient(name, value, low=least, high=high, zero=zero, optional=False, kinds="a number")
 
 
 def coefficient(
@@ -197,6 +197,9 @@ def floating_output(name: str, function: Callable[..., Any], **arguments: Any) -
     return out
 
 
+_KEYS = "A level gets the variables of others as a dict if reads=… names them, and f if levels have names"
+
+
 def traced(name: str, function: Callable[..., Any], **arguments: Any) -> Any:
     """The shapes a user's function returns; an error inside it is reported with its arguments."""
     try:
@@ -208,7 +211,8 @@ def traced(name: str, function: Callable[..., Any], **arguments: Any) -> Any:
             raise ValueError(message) from error
         kind = TypeError if isinstance(error, (TypeError, AttributeError)) else ValueError
         called = f"function({', '.join(arguments)})"
-        raise kind(f"{name} fails when it is called as {called} with {given}: {error}") from error
+        why = f"{error}. {_KEYS}" if "string indexing" in str(error) else f"{error}"
+        raise kind(f"{name} fails when it is called as {called} with {given}: {why}") from error
 
 
 def _shapes(tree: PyTree) -> str:

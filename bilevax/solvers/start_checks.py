@@ -114,11 +114,13 @@ def check_feasible(problem: Problem, y0: PyTree) -> None:
 def _check_feasible(label: str, name: str, level: Level, y: PyTree) -> None:
     if level.domain is None:
         return
-    level.domain.check(f"project of the {level.kind} level {name!r}", _of_one_block(y, ()))
+    given = f"project of the {level.kind} level {name!r}"
+    level.domain.check(given, _of_one_block(y, ()))
     leaves = jax.tree.leaves(y)
     if any(checks.is_traced(leaf) or not _is_here(leaf) for leaf in leaves):
         return
     with jax.ensure_compile_time_eval():  # y may be known while a program that starts from it is traced
+        level.domain.check_values(given, y)
         found = jax.tree.leaves(level.bounded(y))
     if any(map(checks.is_traced, found)):
         return
