@@ -148,6 +148,14 @@ def test_conjugate_gradients_solve_every_block_and_stop_at_the_tolerance():
     assert len(calls) == 1  # of the residual
 
 
+def test_settings_that_blow_up_after_more_steps_do_not_count():
+    steady = [[[0.5, 0.4]], [[0.6, 0.3]]]  # by look, adapter and steps
+    blown = [[[0.5, 0.1]], [[0.6, 50.0]]]
+    assert meta._best([blown, steady]) == (1, 0, 1)
+    assert meta._best([blown, blown]) == (0, 0, 1)
+    assert meta._best([[[[np.nan, 0.1]]], steady]) == (1, 0, 1)
+
+
 def test_every_method_is_tried_with_nine_settings():
     for kind in meta_methods.METHODS.values():
         for family in meta.FAMILIES:

@@ -32,6 +32,7 @@ from bilevax.experiments.report import Report
 FAMILIES: dict[str, Callable[[], Family]] = {"sines": sines, "digits": digits}
 ADAPTED = {"sines": (1, 5, 10, 20, 50, 100, 200, 500), "digits": (1, 5, 10, 20, 50)}  # steps on a new task
 LOOKS = 6  # in a run
+BLOWN_UP = 10.0  # times the loss after one step
 TUNING = 1000  # what is added to the first seed for the tasks of the tuning
 
 
@@ -207,8 +208,17 @@ def _made(make: Callable[[], Family]) -> Family:
 
 
 def _best(losses: list[list[list[list[float]]]]) -> tuple[int, int, int]:
-    """The numbers of the setting, of the adapter and of the entry of `ADAPTED` with the least loss."""
-    setting, _, adapter, steps = _least(losses)
+    """The numbers of the setting, of the adapter and of the entry of `ADAPTED` with the least loss.
+
+    Where more steps on a new task made some look far worse than one step, single tasks have blown up: on
+    other tasks than these they may do so earlier. Such settings do not count, unless all are so.
+    """
+    values = np.asarray(losses, float)
+    values = np.where(np.isfinite(values), values, np.inf)  # by setting, look, adapter and steps
+    steady = values.max((1, 3)) <= BLOWN_UP * values[..., 0].max(1)
+    if steady.any():
+        values = np.where(steady[:, None, :, None], values, np.inf)
+    setting, _, adapter, steps = _least(values)
     return setting, adapter, steps
 
 
