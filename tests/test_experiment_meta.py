@@ -153,7 +153,7 @@ def test_settings_that_blow_up_after_more_steps_do_not_count():
     blown = [[[0.5, 0.1]], [[0.6, 50.0]]]
     assert meta._best([blown, steady]) == (1, 0, 1)
     assert meta._best([blown, blown]) == (0, 0, 1)
-    assert meta._best([[[[np.nan, 0.1]]], steady]) == (1, 0, 1)
+    assert meta._best([[[[np.nan, 0.1]], [[0.6, 0.1]]], steady]) == (1, 0, 1)
 
 
 def test_every_method_is_tried_with_nine_settings():

@@ -215,7 +215,8 @@ def _best(losses: list[list[list[list[float]]]]) -> tuple[int, int, int]:
     """
     values = np.asarray(losses, float)
     values = np.where(np.isfinite(values), values, np.inf)  # by setting, look, adapter and steps
-    steady = values.max((1, 3)) <= BLOWN_UP * values[..., 0].max(1)
+    most, after_one = values.max((1, 3)), values[..., 0].max(1)
+    steady = np.isfinite(most) & (most <= BLOWN_UP * after_one)
     if steady.any():
         values = np.where(steady[:, None, :, None], values, np.inf)
     setting, _, adapter, steps = _least(values)
