@@ -211,8 +211,10 @@ def traced(name: str, function: Callable[..., Any], **arguments: Any) -> Any:
             raise ValueError(message) from error
         kind = TypeError if isinstance(error, (TypeError, AttributeError)) else ValueError
         called = f"function({', '.join(arguments)})"
-        why = f"{error}. {_KEYS}" if "string indexing" in str(error) else f"{error}"
-        raise kind(f"{name} fails when it is called as {called} with {given}: {why}") from error
+        rows = "upper_data" if name.startswith("upper") else "lower_data"
+        why = f". batch is None because no {rows} was given" if arguments.get("batch", ()) is None else ""
+        why = f". {_KEYS}" if "string indexing" in str(error) else why
+        raise kind(f"{name} fails when it is called as {called} with {given}: {error}{why}") from error
 
 
 def _shapes(tree: PyTree) -> str:
