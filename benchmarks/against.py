@@ -3,7 +3,8 @@
 `python -m benchmarks.against ../other-tree` has a process of each tree, which take turns at some steps of the
 same method; nothing else differs but the packages. Both must have the same dependencies. Steps of this tree
 with the automatic upper step take their turns between them. A ratio is the median over rounds of that of two
-turns in a row, beside the ratio of the best turns.
+turns in a row, beside the ratio of the best turns. What the compiler counts in a step, operations and bytes,
+does not depend on what else the machine does.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Side:
             env=os.environ | {"PYTHONPATH": str(tree)},
         )
 
-    def seconds(self, method: str, upper_step: float | None, steps: int) -> float:
-        """What steps of a method take now."""
+    def ask(self, method: str, upper_step: float | None, steps: int) -> Any:
+        """What steps of a method take now; for none, the operations and bytes of one."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         print(json.dumps([[method, upper_step], steps]), file=self.process.stdin, flush=True)
@@ -60,14 +61,14 @@ def measured(sides: dict[str, Side], method: str, rounds: int, seconds: float) -
     turns = {"fixed": (this, UPPER_STEP), "automatic": (this, None)}
     turns |= {} if other is None else {"other": (other, UPPER_STEP)}
     for side, upper_step in turns.values():  # compiled
-        side.seconds(method, upper_step, 1)
-    steps = max(1, round(seconds / min(this.seconds(method, UPPER_STEP, 3) / 3 for _ in range(2))))
+        side.ask(method, upper_step, 1)
+    steps = max(1, round(seconds / min(this.ask(method, UPPER_STEP, 3) / 3 for _ in range(2))))
     taken: dict[str, list[float]] = {name: [] for name in turns}
     for number in range(rounds):
         names = list(turns) if number % 2 else list(reversed(turns))
         for name in names:
             side, upper_step = turns[name]
-            taken[name].append(side.seconds(method, upper_step, steps) / steps)
+            taken[name].append(side.ask(method, upper_step, steps) / steps)
 
     def ratio(one: str, by: str) -> dict[str, str]:
         pairs = [a / b for a, b in zip(taken[one], taken[by], strict=True)]
@@ -77,6 +78,9 @@ def measured(sides: dict[str, Side], method: str, rounds: int, seconds: float) -
     row: dict[str, Any] = {"method": method, "µs per step": f"{1e6 * min(taken['fixed']):.1f}"}
     if other is not None:
         row |= {f"to the other, {kind}": value for kind, value in ratio("fixed", "other").items()}
+        counts = this.ask(method, UPPER_STEP, 0), other.ask(method, UPPER_STEP, 0)
+        for name, mine, theirs in zip(("operations", "bytes"), *counts, strict=True):
+            row[f"to the other, {name}"] = f"{mine / theirs:.3f}"
     return row | {f"automatic, {kind}": value for kind, value in ratio("automatic", "fixed").items()}
 
 

@@ -2,7 +2,8 @@
 
 The program is run with another tree's packages, too, and uses what all of them have. It reads lines such as
 `[["BSVRBv2", 0.1], 500]` (a method, its upper step or null for the automatic one, and how many steps), and
-answers each with the seconds that they took.
+answers each with the seconds that they took. For 0 steps it answers with what the compiler counts in a step:
+operations, and bytes that are read and written.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import time
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -79,6 +81,18 @@ class Steps:
         jax.block_until_ready(self.state)
         return time.perf_counter() - began
 
+    def work(self) -> list[float]:
+        """What the compiler counts in a step: operations and bytes. It does not depend on other programs."""
+        arrays, others = eqx.partition((self.inputs, self.state), eqx.is_array)
+
+        def step(arrays: Any) -> Any:
+            (solver, problem), state = eqx.combine(arrays, others)
+            return eqx.filter(solver.step(problem, state)[0], eqx.is_array)
+
+        counted: Any = jax.jit(step).lower(arrays).compile().cost_analysis()
+        counted = counted[0] if isinstance(counted, list) else counted
+        return [counted["flops"], counted["bytes accessed"]]
+
 
 def main() -> None:
     """Answers requests until there are no more."""
@@ -87,7 +101,7 @@ def main() -> None:
         case, steps = json.loads(line)
         name = json.dumps(case)
         known[name] = known.get(name) or Steps(*case)
-        print(json.dumps(known[name].advance(steps)), flush=True)
+        print(json.dumps(known[name].advance(steps) if steps else known[name].work()), flush=True)
 
 
 if __name__ == "__main__":

@@ -259,7 +259,7 @@ def test_a_level_that_reads_without_saying_so_is_told_how():
     levels = {"a": bx.argmin(lambda x, y, block, batch: jnp.sum((y - x) ** 2)), "b": bx.argmin(g)}
     problem = bx.Problem(lambda x, y, block, batch: jnp.sum(y["b"]), levels, 3)
     y0 = {"a": jnp.ones((3, 2)), "b": jnp.ones((3, 2))}
-    with pytest.raises(TypeError, match=r"lower level 'b' fails .* if reads=… names them"):
+    with pytest.raises(TypeError, match=r"lower level 'b' fails .* if reads=… names others"):
         bx.minimize(problem, jnp.ones(2), y0, steps=1, progress=None)
 
 

@@ -197,7 +197,10 @@ def floating_output(name: str, function: Callable[..., Any], **arguments: Any) -
     return out
 
 
-_KEYS = "A level gets the variables of others as a dict if reads=… names them, and f if levels have names"
+_KEYS = (
+    "An array has no names: batch is what the data source holds, and y is a dict in f if levels have names, "
+    "in a level if reads=… names others"
+)
 
 
 def traced(name: str, function: Callable[..., Any], **arguments: Any) -> Any:
