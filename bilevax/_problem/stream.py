@@ -34,8 +34,8 @@ class Stream(eqx.Module):
     split off. Half of the operations of a small step would be hashes otherwise.
     """
 
-    first: Array | np.generic
-    second: Array | np.generic
+    first: Array | np.uint32
+    second: Array | np.uint32
 
     @staticmethod
     def start(key: Array) -> Stream:
@@ -115,7 +115,7 @@ def permuted(random: Stream, places: Any, size: int) -> Any:
     if size <= _FEW:
         return jnp.argsort(random.bits((size,)))[places].astype(jnp.int32)
     rows, columns = _grid(size)
-    keys = random.at(np.arange(_ROUNDS)).first
+    keys = mix(random.first ^ _hashes(np.arange(_ROUNDS))[0])  # the first words of streams that split off
     value = places.astype(np.uint32)
 
     def scramble(value: Any) -> Any:

@@ -18,22 +18,22 @@ import numpy as np
 from bilevax._util.checks import is_traced
 
 FEW = 15_000_000  # numbers: a program that reads more, in all, is worth some seconds of compilation
-_OPTIONS: dict[str, str | bool | int] = {
+_OPTIONS: dict[str, str | bool] = {
     "xla_backend_optimization_level": "0",
     "xla_cpu_use_fusion_emitters": False,
-    "xla_cpu_parallel_codegen_split_count": 1,  # parts for many threads take longer together
+    "xla_cpu_parallel_codegen_split_count": "1",  # parts for many threads take longer together
 }
 
 
 @functools.cache
-def hurry() -> dict[str, str | bool | int]:
+def hurry() -> dict[str, str | bool]:
     """The compiler options that save time, as far as the installed compiler knows them."""
     if _are_known(_OPTIONS):
         return _OPTIONS
     return {name: value for name, value in _OPTIONS.items() if _are_known({name: value})}
 
 
-def _are_known(options: dict[str, str | bool | int]) -> bool:
+def _are_known(options: dict[str, str | bool]) -> bool:
     try:
         jax.jit(lambda: 0).lower().compile(compiler_options=options)
     except Exception:  # an option that this compiler does not know
