@@ -343,5 +343,5 @@ def test_what_is_hashed_on_the_host_is_what_a_program_hashes():
         np.testing.assert_array_equal(
             permuted(on_host, np.arange(9), size), permuted(placed, jnp.arange(9), size)
         )
-    # The same numbers as ever: a run of an older version can be resumed.
+    # The same numbers as ever: figures that were kept can be had again.
     assert permuted(placed, jnp.arange(5), 4097).tolist() == [1848, 3994, 3070, 3561, 3563]
