@@ -28,7 +28,7 @@ from bilevax._util.hurried import HurriedJit
 from bilevax._util.trees import PyTree, combine, norm
 
 _ENTRIES = 2**22  # of the rows of all blocks that are solved at once
-_PASSES = 100  # over them, about: Newton steps, each with a Hessian
+_PASSES = 20  # over them, about: Newton steps, whose Hessians are products of matrices
 
 
 class Truth(NamedTuple):
