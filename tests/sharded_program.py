@@ -192,7 +192,7 @@ CASES = {
     "RSVRB": (bx.RSVRB(upper_step=0.05), normal_problem(lower), {"batch_size": BATCH}),
     "table": (bx.BSVRBv2(**STEPS), table_problem, {"batch_size": BATCH}),
     "lazy Adam": (
-        bx.BSVRBv2(**STEPS | {"upper_step": bx.lazy_adam(0.005, eps=1e-2)}),
+        bx.BSVRBv2(**STEPS | {"upper_step": bx.lazy_adam(0.02, eps=1e-3)}),
         table_problem,
         {"batch_size": BATCH},
     ),
