@@ -119,7 +119,8 @@ def verify(
     y, v = problem.split("state.y", state.y), problem.split("state.v", state.v)
     y, v = gather(y, chosen), {name: None if v[name] is None else gather(v[name], chosen) for name in v}
     x0 = jax.tree.map(lambda a, like: jnp.asarray(a, like.dtype), x0, state.x)
-    start = solve_few(problem, x0, y, dict.fromkeys(v), chosen)
+    # At x0 the multipliers of the run mean nothing, but with them both calls are one program.
+    start = solve_few(problem, x0, y, v, chosen)
     found = solve_few(problem, state.x, y, v, chosen)
     result = Verification(
         len(chosen),
