@@ -21,21 +21,34 @@ import jax.numpy as jnp
 from jax import Array
 
 import bilevax as bx
-from bilevax.solvers import toolkit
+from bilevax.solvers.toolkit import (
+    BlockView,
+    Look,
+    Memory,
+    Point,
+    Rates,
+    Sample,
+    TrackedSolve,
+    Visit,
+    each_block,
+    gradients,
+    upper_gradients,
+    zeros_like,
+)
 
 Product = Callable[[Any], Any]
 
 
-class Solved(toolkit.TrackedSolve):
+class Solved(TrackedSolve):
     """Stores the y and v that a step has looked at."""
 
     coefficients = frozenset()
 
-    def refresh(self, visit: toolkit.Visit, look: toolkit.Look) -> tuple[toolkit.Memory, Array]:
+    def refresh(self, visit: Visit, look: Look) -> tuple[Memory, Array]:
         """What to store of the visited blocks."""
         rows, y, v = visit.rows, look.points[0].y[visit.name], look.v[0][visit.name]
         assert rows.v is not None
-        stored = toolkit.Memory(
+        stored = Memory(
             y=dataclasses.replace(rows.y, value=y), v=dataclasses.replace(rows.v, value=v), visit=rows.visit
         )
         return stored, jnp.zeros((), jnp.int32)
@@ -56,33 +69,29 @@ class SolvedBlocks(bx.SOBA):
 
     curvature = Solved()
 
-    def rates(
-        self, problem: bx.Problem, state: bx.State, name: str, touched: int, stage: Any
-    ) -> toolkit.Rates:
+    def rates(self, problem: bx.Problem, state: bx.State, name: str, touched: int, stage: Any) -> Rates:
         """Nothing to choose: y and v are solved for."""
-        return toolkit.Rates(1.0, None, 1.0, *[None] * 7)
+        return Rates(1.0, None, 1.0, *[None] * 7)
 
-    def look(
-        self, problem: bx.Problem, state: bx.State, sample: toolkit.Sample, visits: dict[str, toolkit.Visit]
-    ) -> toolkit.Look:
+    def look(self, problem: bx.Problem, state: bx.State, sample: Sample, visits: dict[str, Visit]) -> Look:
         """The gradients at the lower solutions of the visited blocks, with their multipliers."""
         ((name, visit),) = visits.items()
         assert visit.rows.v is not None
 
         def slopes(y: Any) -> Any:
-            def one(view: toolkit.BlockView, y: Any) -> Any:
+            def one(view: BlockView, y: Any) -> Any:
                 return jax.grad(lambda y: view.g(name, y))(y)
 
-            return toolkit.each_block(problem, state.x, sample, one, y)
+            return each_block(problem, state.x, sample, one, y)
 
         y = visit.rows.y.value
         slope, product = jax.linearize(slopes, y)
-        y = jax.tree.map(jnp.subtract, y, self._solved(product, slope, toolkit.zeros_like(y)))
-        point = toolkit.Point(state.x, {name: y})
-        by_y = toolkit.upper_gradients(problem, point, sample)[name]
+        y = jax.tree.map(jnp.subtract, y, self._solved(product, slope, zeros_like(y)))
+        point = Point(state.x, {name: y})
+        by_y = upper_gradients(problem, point, sample)[name]
         v = {name: self._solved(product, by_y, visit.rows.v.value)}
-        seen = toolkit.gradients(problem, point, v, sample)
-        return toolkit.Look(problem, sample, [point], [v], [seen])
+        seen = gradients(problem, point, v, sample)
+        return Look(problem, sample, [point], [v], [seen])
 
     def _solved(self, product: Product, right: Any, start: Any) -> Any:
         return conjugate_gradients(product, right, start, self.iterations, self.tolerance)
