@@ -32,6 +32,7 @@ from bilevax.applications.grouped.closed_form import (
     held_out_sums,
     pooled_sums,
 )
+from bilevax.applications.grouped.coordinates import Coordinates
 from bilevax.applications.grouped.descent import Descent, Point
 from bilevax.applications.grouped.losses import Loss
 from bilevax.applications.grouped.newton import CrossValidation, fit_tiles, held_out_tiles
@@ -157,7 +158,8 @@ def learn(
     if not np.isfinite(values).any():
         raise ValueError("the loss is not finite at the start: check the target and the loss function")
     x, unit = candidates[int(np.nanargmin(values))], abs(float(np.nanmin(values)))
-    way = _Way(prior, x, unit / panel.weight.sum(), max_iter, bx.make_progress(progress, max_iter))
+    weight = unit / panel.weight.sum()
+    way = _Way(prior, x, panel.known, weight, max_iter, bx.make_progress(progress, max_iter))
     with way.display:
         for judge in [few, whole] if few is not whole else [whole]:
             if not way.interrupted:
@@ -185,37 +187,35 @@ class _Way:
     Args:
       prior: the form of the prior.
       x: the start.
+      known: (m, p), what is known of groups.
       weight: of the penalty: that of one row.
       max_iter: the most steps.
       display: is told of every step.
     """
 
-    def __init__(self, prior: Prior, x: X, weight: float, max_iter: int, display: Any):
+    def __init__(
+        self, prior: Prior, x: X, known: np.ndarray, weight: float, max_iter: int, display: Any
+    ):
         self.prior, self.x, self.weight, self.max_iter, self.display = prior, x, weight, max_iter, display
         self.history: list[float] = []
         self.steps, self.interrupted, self.began = 0, False, time.monotonic()
-        # A mean moves in units of the deviation between groups: steps are then alike in all variables.
-        deviation = np.sqrt((prior.matrix(x) ** 2).sum(1))[:, None]
-        units = {name: np.ones(np.shape(one)) for name, one in x.items()}
-        units |= {name: units[name] * deviation for name in ("mean", "known") if name in x}
-        self.units = _ravelled(units)[0]
-        ends = prior.bounds(x)
-        low, high = (_ravelled({n: pair[side] for n, pair in ends.items()})[0] for side in (0, 1))
-        self.descent = Descent(low / self.units, high / self.units)
+        self.coordinates = Coordinates(prior, x, known)
+        self.descent = Descent(*self.coordinates.bounds)
 
     def descend(self, judge: CrossValidation | SquaredCrossValidation, tol: float) -> None:
         """Goes down F of some blocks, to the best x that is looked at."""
-        flat, unravel = _ravelled(self.x)
+        coordinates = self.coordinates
         best: list[Any] = [np.inf, self.x]
 
         def evaluate(at: np.ndarray) -> tuple[float, np.ndarray]:
-            x = unravel(at * self.units)
+            x = coordinates.x(at)
             value, gradient = judge.value_and_gradient(x)
             extra, slope = self.prior.penalty(x)
             value += self.weight * extra
             if value < best[0]:
                 best[:] = value, x
-            return value, (_ravelled(gradient)[0] + self.weight * _ravelled(slope)[0]) * self.units
+            both = {name: one + self.weight * slope[name] for name, one in gradient.items()}
+            return value, coordinates.gradient(at, x, both)
 
         def after_step(here: Point) -> None:
             self.history.append(here.value)
@@ -224,7 +224,8 @@ class _Way:
             self.display.update(self.steps, speed, {"F": here.value})
 
         try:
-            start = Point(flat / self.units, *evaluate(flat / self.units))
+            at = coordinates.of(self.x)
+            start = Point(at, *evaluate(at))
             self.history = [start.value]
             self.descent.run(
                 evaluate,
@@ -307,13 +308,3 @@ def _curvatures(loss: Loss, eta: Array, target: Array) -> Array:
     """The curvature of every row's loss, the mean over its predictors."""
     return jnp.trace(jax.vmap(jax.hessian(loss.row))(eta, target), axis1=-2, axis2=-1) / loss.columns
 
-
-def _ravelled(x: X) -> tuple[np.ndarray, Any]:
-    names = sorted(x)
-    shapes = {name: np.shape(x[name]) for name in names}
-    ends = np.cumsum([int(np.prod(shapes[name])) for name in names])[:-1]
-
-    def unravel(flat: np.ndarray) -> X:
-        return {n: p.reshape(shapes[n]) for n, p in zip(names, np.split(flat, ends), strict=True)}
-
-    return np.concatenate([np.ravel(x[name]) for name in names]).astype(float), unravel
