@@ -27,6 +27,7 @@ from bilevax.applications.grouped import plots
 from bilevax.applications.grouped.group_index import GroupIndex, checked
 from bilevax.applications.grouped.learning import (
     Judging,
+    Learnt,
     fit_groups,
     held_out_errors,
     learn,
@@ -131,7 +132,7 @@ class GroupedModel(BaseEstimator):
         self._beta, self.shrinkage_, self._variance = fits.coef, fits.share, fits.variance
         self._errors, self._prior_errors, self._noise = np.zeros(0), np.zeros(0), 1.0
         if self._has_intervals():
-            few = int(np.clip(_JUDGED_ROWS * part.groups / len(part.target), *_JUDGED))
+            few = judged_groups(part)
             errors, weights = held_out_errors(judge, self._x, few, seed)
             self._noise = float(np.sqrt(np.average(errors**2, weights=weights)))
             shares = np.linspace(0, 1, _QUANTILES)
@@ -139,6 +140,7 @@ class GroupedModel(BaseEstimator):
             some = part.some(few, seed)
             own = prior_errors(some, self._prior, self._x)
             self._prior_errors = _weighted_quantiles(own, some.weight, shares)
+        self._find_steps(part, learnt, seed)
         self.history_, self.n_iter_ = np.asarray(learnt.history), max(learnt.steps, 1)
         self.outcome_ = learnt.outcome
         self._publish()
@@ -205,8 +207,8 @@ class GroupedModel(BaseEstimator):
                 stacklevel=4,
             )
 
-    def _predictors(self, X: Any, groups: Any, metadata: Any) -> np.ndarray:
-        """Linear predictors (n, columns) in the model's units."""
+    def _predictors(self, X: Any, groups: Any, metadata: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """X as an array, linear predictors (n, columns) in the model's units, and the codes of rows' groups."""
         X, codes = self._checked_groups(X, groups)
         eta, unseen = np.empty((len(X), self._prior.columns)), np.flatnonzero(codes < 0)
         for first in range(0, len(X), _PREDICTED):  # a row's coefficients take as much memory as the row
@@ -220,7 +222,7 @@ class GroupedModel(BaseEstimator):
                 known = self._known(metadata, [names[row] for row in unseen])
                 beta = beta + np.tensordot(known, self._x["known"], 1)
             eta[unseen] = np.einsum("nd,ndc->nc", self._scaling.rows(X[unseen]), beta)
-        return eta
+        return X, eta, codes
 
     def _known(self, metadata: Any, groups: list[Any]) -> np.ndarray:
         """The metadata of groups as numbers."""
@@ -326,6 +328,9 @@ class GroupedModel(BaseEstimator):
     def _look_at(self, panel: Panel) -> None:
         """Notes what the loss depends on besides the parameters."""
 
+    def _find_steps(self, panel: Panel, learnt: Learnt, seed: int) -> None:
+        """Finds by which steps targets of few values are predicted, if any."""
+
     def _make_loss(self) -> Loss:
         raise NotImplementedError
 
@@ -339,6 +344,11 @@ class _NewGroup:
 
     def __repr__(self) -> str:
         return "<a new group>"
+
+
+def judged_groups(panel: Panel) -> int:
+    """How many groups have enough rows to tell how far predictions of held-out rows are off."""
+    return int(np.clip(_JUDGED_ROWS * panel.groups / len(panel.target), *_JUDGED))
 
 
 def _most_groups(size: int, folds: int) -> int:

@@ -35,7 +35,12 @@ from bilevax.applications.grouped.closed_form import (
 from bilevax.applications.grouped.coordinates import Coordinates
 from bilevax.applications.grouped.descent import Descent, Point
 from bilevax.applications.grouped.losses import Loss
-from bilevax.applications.grouped.newton import CrossValidation, fit_tiles, held_out_tiles
+from bilevax.applications.grouped.newton import (
+    CrossValidation,
+    fit_tiles,
+    held_out_predictors,
+    held_out_tiles,
+)
 from bilevax.applications.grouped.panel import Panel
 from bilevax.applications.grouped.priors import Prior, X
 from bilevax.applications.grouped.start import Parabolas, enough, starts
@@ -193,9 +198,7 @@ class _Way:
       display: is told of every step.
     """
 
-    def __init__(
-        self, prior: Prior, x: X, known: np.ndarray, weight: float, max_iter: int, display: Any
-    ):
+    def __init__(self, prior: Prior, x: X, known: np.ndarray, weight: float, max_iter: int, display: Any):
         self.prior, self.x, self.weight, self.max_iter, self.display = prior, x, weight, max_iter, display
         self.history: list[float] = []
         self.steps, self.interrupted, self.began = 0, False, time.monotonic()
@@ -276,6 +279,15 @@ def held_out_errors(
     return held_out_tiles(blocks, judge.prior, judge.loss, x)
 
 
+def held_out_predictions(
+    judge: CrossValidation, x: X, groups: int, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Predictors, targets and weights of held-out rows, from the folds of at most so many groups."""
+    places = judge.blocks.of_groups(groups, seed)
+    blocks = judge.blocks.part(places[places < judge.blocks.folds])
+    return held_out_predictors(blocks, judge.prior, judge.loss, x)
+
+
 def pooled(panel: Panel, loss: Loss, seed: int) -> tuple[np.ndarray, float]:
     """One model for rows of all groups (at most 20,000): its coefficients, and the curvature of a row; for
     losses that are no parabola."""
@@ -294,17 +306,21 @@ def pooled(panel: Panel, loss: Loss, seed: int) -> tuple[np.ndarray, float]:
 
 def prior_errors(panel: Panel, prior: Prior, x: X) -> np.ndarray:
     """Errors of rows that the prior alone predicts, in units of how uncertain their predictors are."""
-    spread, slopes = prior.matrix(x), np.asarray(x["mean"], float)[..., 0]
+    rows, spread = panel.all(), prior.matrix(x)
+    return (panel.target - prior_predictions(panel, prior, x)) / np.sqrt(1 + ((rows @ spread) ** 2).sum(1))
+
+
+def prior_predictions(panel: Panel, prior: Prior, x: X) -> np.ndarray:
+    """Predictors of rows by the prior alone, for losses of one predictor."""
     rows = panel.all()
-    eta = rows @ slopes
+    eta = rows @ np.asarray(x["mean"], float)[..., 0]
     if prior.known:
         mean = np.tensordot(panel.known, np.asarray(x["known"])[..., 0], 1)
         eta += np.einsum("nd,nd->n", rows, np.repeat(mean, np.diff(panel.offsets), 0))
-    return (panel.target - eta) / np.sqrt(1 + ((rows @ spread) ** 2).sum(1))
+    return eta
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _curvatures(loss: Loss, eta: Array, target: Array) -> Array:
     """The curvature of every row's loss, the mean over its predictors."""
     return jnp.trace(jax.vmap(jax.hessian(loss.row))(eta, target), axis1=-2, axis2=-1) / loss.columns
-

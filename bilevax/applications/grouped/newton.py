@@ -82,6 +82,25 @@ def held_out_tiles(blocks: Blocks, prior: Prior, loss: Loss, x: X) -> tuple[np.n
     return np.concatenate(errors), np.concatenate(weights)
 
 
+def held_out_predictors(
+    blocks: Blocks, prior: Prior, loss: Loss, x: X
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Predictors, targets and weights in F of held-out rows, for losses of one predictor."""
+    found = []
+    for chunk in chunks(blocks):
+        eta, data = np.asarray(_predicted(prior, loss, on_device(x), chunk.data), float), chunk.data
+        real = np.asarray(data["h"]) > 0
+        found.append([np.asarray(one, float)[real] for one in (eta, data["th"], data["h"])])
+    eta, target, weight = (np.concatenate(part) for part in zip(*found, strict=True))
+    return eta, target, weight
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _predicted(prior: Prior, loss: Loss, x: X, data: dict[str, Array]) -> Array:
+    w, _ = _solve(prior, loss, x, data, jnp.zeros((len(data["known"]), prior.width, prior.columns)))
+    return _predictors(prior, x, w, data["Xh"], data["ofh"], data["known"])[..., 0]
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _judge(prior: Prior, loss: Loss, x: X, data: dict[str, Array], w0: Array) -> tuple[Array, X, Array]:
     """The sum of f over some blocks, its gradient in x, and the lower solutions.

@@ -13,10 +13,12 @@ from sklearn.utils.validation import check_is_fitted
 
 import bilevax as bx
 from bilevax.applications.grouped import saved
-from bilevax.applications.grouped.base import GroupedModel
-from bilevax.applications.grouped.learning import Judging
-from bilevax.applications.grouped.losses import REGRESSION, Loss, regression_loss
+from bilevax.applications.grouped.base import GroupedModel, judged_groups
+from bilevax.applications.grouped.learning import Judging, Learnt, held_out_predictions, prior_predictions
+from bilevax.applications.grouped.losses import REGRESSION, Loss, pinball, regression_loss
+from bilevax.applications.grouped.newton import CrossValidation
 from bilevax.applications.grouped.panel import Panel
+from bilevax.applications.grouped.steps import Steps, few_values, find_steps
 
 _SPREAD_GROUPS = 2_000  # that the spread within groups is measured on, at most
 _ENTRIES = 2**22  # of the variances that are looked at together
@@ -146,6 +148,7 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
         self._check_parameters()
         X, y, groups, weight = self._checked_rows(X, y, sample_weight, groups, y_numeric=True)
         self._check_target(y)
+        self._values = few_values(np.asarray(y, float)) if self.loss == "quantile" else None
         self._fit(X, np.asarray(y, float), groups, metadata, weight)
         return self
 
@@ -182,7 +185,12 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
           groups: the group of every row; left out, the prior predicts, or the one group of a fit without any.
           metadata: of groups that were not in the fit, as in `fit`; without it they have the prior's mean.
         """
-        return self._response(self._predictors(X, groups, metadata)[:, 0])
+        _, eta, codes = self._predictors(X, groups, metadata)
+        found = self._response(eta[:, 0])
+        for steps, rows in ((self._steps, codes >= 0), (self._prior_steps, codes < 0)):
+            if steps is not None:
+                found[rows] = steps(found[rows])
+        return found
 
     def predict_interval(
         self, X: Any, groups: Any = None, metadata: Any = None, coverage: float = 0.9
@@ -211,8 +219,7 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
             raise ValueError(f"coverage must be a number between 0 and 1, got {coverage!r}")
         if self._variance is None:
             raise ValueError("predict_interval needs a variance per group, too many to be stored here")
-        eta = self._predictors(X, groups, metadata)
-        X, codes = self._checked_groups(X, groups)
+        X, eta, codes = self._predictors(X, groups, metadata)
         spread, size = self._prior.matrix(self._x), np.empty(len(X))
         step = max(_ENTRIES // self._prior.size**2, 1)
         for first in range(0, len(X), step):  # every row has a matrix of its own
@@ -295,6 +302,23 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
             return
         spread = within_groups(panel)
         self._size = _ROUNDED * spread if self.loss == "quantile" else float(self.epsilon) * spread
+
+    def _find_steps(self, panel: Panel, learnt: Learnt, seed: int) -> None:
+        self._steps = self._prior_steps = None
+        values, judge = self._values, learnt.judge
+        if values is None or not isinstance(judge, CrossValidation):
+            return
+        few, quantile = judged_groups(panel), float(self.quantile)
+
+        def loss(eta: np.ndarray, target: np.ndarray) -> np.ndarray:
+            return pinball(target - eta, quantile)
+
+        def found(eta: np.ndarray, target: np.ndarray, weight: np.ndarray) -> Steps | None:
+            return find_steps(values, self._response(eta), self._response(target), weight, loss, seed)
+
+        self._steps = found(*held_out_predictions(judge, learnt.x, few, seed))
+        some = panel.some(few, seed)
+        self._prior_steps = found(prior_predictions(some, self._prior, learnt.x), some.target, some.weight)
 
     def _make_loss(self) -> Loss:
         if callable(self.loss):

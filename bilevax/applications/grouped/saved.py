@@ -12,6 +12,7 @@ import bilevax as bx
 from bilevax.applications.grouped.group_index import GroupIndex, from_json, to_json
 from bilevax.applications.grouped.metadata import Encoder
 from bilevax.applications.grouped.priors import FORMS, Prior
+from bilevax.applications.grouped.steps import Steps
 from bilevax.applications.ranking.array_file import load_arrays, save_arrays
 
 _ARRAYS = ("beta", "share", "errors", "prior_errors", "history", "shift", "scale")
@@ -58,6 +59,10 @@ def save(model: Any, path: str | Path) -> None:
         "shift": scaling.shift,
         "scale": scaling.scale,
     } | {f"x/{name}": one for name, one in model._x.items()}
+    for name in ("steps", "prior_steps"):
+        steps = getattr(model, f"_{name}", None)
+        if steps is not None:
+            arrays |= {f"{name}/values": steps.values, f"{name}/thresholds": steps.thresholds}
     if model._variance is not None:
         arrays["variance"] = model._variance
     if classes is not None:
@@ -123,7 +128,19 @@ def _restored(kind: type[Any], note: dict[str, Any], arrays: dict[str, np.ndarra
     model.outcome_, model.n_features_in_ = bx.Outcome(note["outcome"]), prior.size - 1
     if note["features"]:
         model.feature_names_in_ = np.asarray(note["features"], object)
+    model._steps, model._prior_steps = (_steps(arrays, name) for name in ("steps", "prior_steps"))
     if "classes" in arrays:
         model.classes_ = arrays["classes"]
     model._publish()
     return model
+
+
+def _steps(arrays: dict[str, np.ndarray], name: str) -> Steps | None:
+    if f"{name}/values" not in arrays:
+        return None
+    values, thresholds = arrays[f"{name}/values"], arrays[f"{name}/thresholds"]
+    if values.ndim != 1 or thresholds.shape != (len(values) - 1,) or not np.isfinite(values).all():
+        raise ValueError(f"the {name.replace('_', ' ')} do not fit together")
+    if np.isnan(thresholds).any() or (np.diff(values) <= 0).any() or (np.diff(thresholds) < 0).any():
+        raise ValueError(f"the {name.replace('_', ' ')} must ascend")
+    return Steps(values, thresholds)
