@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-_PIECE = 2**13  # rows that are looked at together
+_PIECE = 2**12  # rows that are looked at together: they stay in a cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +104,13 @@ class Panel:
     def size(self) -> int:
         """d, the number of features and the one."""
         return self.X.shape[1] + (self.scaling is not None)
+
+    @property
+    def centring(self) -> tuple[np.ndarray, np.ndarray]:
+        """What is taken from the d entries of a row, and what they are divided by then."""
+        if self.scaling is None:
+            return np.zeros(self.size), np.ones(self.size)
+        return np.append(0.0, self.scaling.shift), np.append(1.0, self.scaling.scale)
 
     def at(self, place: np.ndarray) -> np.ndarray:
         """The rows of some places, with the shape of these and d."""
