@@ -40,10 +40,7 @@ from bilevax.applications.grouped.priors import FORMS, Prior
 
 _FULL_SIZE, _FULL_GROUPS = 32, 10  # "auto" is "full" for so many features, and so many groups per feature
 _STORED = 2**26  # the most entries of the variances of all groups
-_JUDGED, _JUDGED_ROWS = (
-    (300, 5_000),
-    50_000,
-)  # groups whose held-out errors make the intervals, and their rows
+_JUDGED, _JUDGED_ROWS = (300, 5_000), 20_000  # groups and rows whose held-out errors make the intervals
 _QUANTILES = 2_001
 _ENTRIES = 2**26  # of the sums of products of all folds that a prior is learnt from, at most
 _PREDICTED = 2**16  # rows that are predicted together
