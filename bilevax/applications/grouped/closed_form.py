@@ -99,7 +99,8 @@ class SquaredCrossValidation:
                 part = slice(first, first + size)
                 held = self.sums.held[part] * blocks.judged[part, None, None]
                 arrays = (self.sums.kept[part], held, blocks.panel.known[blocks.group[part]])
-                self.chunks.append(tuple(jnp.asarray(tiled(_padded(one, size), prior.size + 1)) for one in arrays))
+                tiles = (tiled(_padded(one, size), prior.size + 1) for one in arrays)
+                self.chunks.append(tuple(jnp.asarray(one) for one in tiles))
 
     def part(self, places: np.ndarray) -> SquaredCrossValidation:
         """F of some blocks."""

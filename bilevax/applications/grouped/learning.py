@@ -84,11 +84,13 @@ class Fits:
       share: (m,), the share of the prior variance of a coefficient that the group's rows account for, the
         mean over its coefficients.
       variance: (m, d, d), the inverse curvature of a group's coefficients; None unless asked for.
+      unsolved: how many groups could not be fitted well.
     """
 
     coef: np.ndarray
     share: np.ndarray
     variance: np.ndarray | None
+    unsolved: int = 0
 
 
 def cross_validation(blocks: Blocks, prior: Prior, loss: Loss) -> CrossValidation | SquaredCrossValidation:
@@ -161,7 +163,9 @@ def learn(
     candidates = starts(parabolas, prior, mean)
     values = [few.value_and_gradient(one)[0] for one in candidates]
     if not np.isfinite(values).any():
-        raise ValueError("the loss is not finite at the start: check the target and the loss function")
+        raise ValueError(
+            "groups cannot be fitted at the start: the loss must be finite at all targets, smooth and convex"
+        )
     x, unit = candidates[int(np.nanargmin(values))], abs(float(np.nanmin(values)))
     weight = unit / panel.weight.sum()
     way = _Way(prior, x, panel.known, weight, max_iter, bx.make_progress(progress, max_iter))

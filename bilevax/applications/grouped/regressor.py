@@ -21,7 +21,9 @@ from bilevax.applications.grouped.panel import Panel
 from bilevax.applications.grouped.steps import Steps, few_values, find_steps
 
 _SPREAD_GROUPS = 2_000  # that the spread within groups is measured on, at most
+_LARGEST = 700.0  # logarithm of a prediction
 _ENTRIES = 2**22  # of the variances that are looked at together
+_ROUNDS = 10  # of least squares with weights, to the least absolute errors
 _ROUNDED = 0.1  # of the spread within groups: where the corner of the quantile loss is rounded off
 
 
@@ -269,7 +271,7 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
 
     def _response(self, eta: np.ndarray) -> np.ndarray:
         if isinstance(self.loss, str) and self.loss == "poisson":
-            return np.exp(np.minimum(eta, 700.0))
+            return self._level * np.exp(np.minimum(eta, _LARGEST - np.log(self._level)))
         return self._scaling.target_scale * eta + self._scaling.target_shift
 
     def _check_target(self, y: np.ndarray) -> None:
@@ -291,17 +293,25 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
         return dataclasses.replace(super()._judging(), evidence=float(self.evidence))
 
     def _scales_target(self) -> bool:
-        return not callable(self.loss) and self.loss != "poisson"
+        return self.loss == "squared"
 
     def _has_intervals(self) -> bool:
         return not callable(self.loss) and self.loss in ("squared", "huber")
 
-    def _look_at(self, panel: Panel) -> None:
+    def _level_of(self, target: np.ndarray, weight: np.ndarray) -> float:
+        level = float(np.average(target, weights=weight)) if self.loss == "poisson" else 0.0
+        return level if level > 0 else 1.0
+
+    def _look_at(self, panel: Panel) -> Panel:
+        """Targets of robust losses are in units of their spread within groups, which outliers do not move, so
+        that the loss is the same function for all data, and compiled once."""
         self._size = 1.0
         if callable(self.loss) or self.loss not in ("quantile", "huber"):
-            return
-        spread = within_groups(panel)
-        self._size = _ROUNDED * spread if self.loss == "quantile" else float(self.epsilon) * spread
+            return panel
+        self._size = _ROUNDED if self.loss == "quantile" else float(self.epsilon)
+        middle, spread = float(np.median(panel.target)), within_groups(panel)
+        self._scaling = dataclasses.replace(self._scaling, target_shift=middle, target_scale=spread)
+        return dataclasses.replace(panel, target=(panel.target - middle) / spread, scaling=self._scaling)
 
     def _find_steps(self, panel: Panel, learnt: Learnt, seed: int) -> None:
         self._steps = self._prior_steps = None
@@ -329,12 +339,23 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
 
 
 def within_groups(panel: Panel) -> float:
-    """A robust standard deviation of the target within groups, around one linear model."""
+    """A robust standard deviation of the target within groups, around one linear model.
+
+    From differences of neighbours in a group, which no group's level is in, around the slopes with the least
+    absolute errors: a few wrong targets, however wrong, do not change it.
+    """
     panel = panel.some(_SPREAD_GROUPS, 0)
     both = np.concatenate([panel.all()[:, 1:], panel.target[:, None]], 1)
-    lengths = np.diff(panel.offsets)
-    means = np.add.reduceat(both, panel.offsets[:-1], 0) / lengths[:, None]
-    both = both - np.repeat(means, lengths, 0)
-    left = both[:, -1] - both[:, :-1] @ np.linalg.lstsq(both[:, :-1], both[:, -1], rcond=None)[0]
-    spread = 1.4826 * float(np.median(np.abs(left)))
-    return spread if spread > 1e-6 else 1.0
+    inside = np.ones(len(both), bool)
+    inside[panel.offsets[:-1]] = False
+    pairs = inside.any()
+    both = (both[1:] - both[:-1])[inside[1:]] if pairs else both - np.median(both, 0)
+    left, size = both[:, -1], float(np.median(np.abs(both[:, -1]))) or float(np.abs(both[:, -1]).mean())
+    if size <= 0:
+        return 1.0
+    for _ in range(_ROUNDS):
+        pull = 1 / np.sqrt(np.maximum(np.abs(left), 1e-3 * size))[:, None]
+        slopes = np.linalg.lstsq(pull * both[:, :-1], pull[:, 0] * both[:, -1], rcond=None)[0]
+        left = both[:, -1] - both[:, :-1] @ slopes
+    spread = 1.4826 * float(np.median(np.abs(left))) / (2**0.5 if pairs else 1.0)
+    return spread if spread > 1e-6 * size else size

@@ -45,6 +45,7 @@ def save(model: Any, path: str | Path) -> None:
         "metadata": None if model._encoder is None else [list(one) for one in model._encoder.columns],
         "target": [scaling.target_shift, scaling.target_scale],
         "noise": model._noise,
+        "level": model._level,
         "steps": int(model.n_iter_),
         "size": getattr(model, "_size", 1.0),
         "outcome": str(model.outcome_),
@@ -119,6 +120,7 @@ def _restored(kind: type[Any], note: dict[str, Any], arrays: dict[str, np.ndarra
         float(note["size"]),
         int(note["default"]),
     )
+    model._level = float(note.get("level", 1.0))
     model._scaling = Scaling(arrays["shift"], arrays["scale"], *map(float, note["target"]))
     columns = note["metadata"]
     model._encoder = (

@@ -5,7 +5,8 @@ near them. Its predictions η of held-out rows tell where one value is better th
 :math:`a_1 < a_2 < \dots` the prediction is :math:`a_k` from threshold :math:`c_{k-1}` to :math:`c_k`, with
 
 .. math::
-    c_k = \arg\min_c \sum_j h_j \big( [\eta_j < c]\, \ell(a_k, t_j) + [\eta_j \ge c]\, \ell(a_{k+1}, t_j) \big)
+    c_k = \arg\min_c \sum_j h_j
+        \big( [\eta_j < c]\, \ell(a_k, t_j) + [\eta_j \ge c]\, \ell(a_{k+1}, t_j) \big)
 
 As ℓ is convex, its difference between two values grows with the values, and thresholds ascend by themselves.
 """

@@ -22,6 +22,7 @@ def span_sums(panel: Panel, *spans: Places) -> list[np.ndarray]:
     size, plain = panel.size + 1, bool((panel.weight == 1).all())
     out = [np.zeros((len(one.count), size, size)) for one in spans]
     shift, scale = panel.centring
+    by = 1 / scale
     both, found = np.empty((_ROWS, size)), []
     for one in spans:
         first = one.start + one.skip
@@ -34,7 +35,7 @@ def span_sums(panel: Panel, *spans: Places) -> list[np.ndarray]:
         if all(part.start == part.stop for part in parts):
             continue
         rows = both[: high - low]
-        _fill(rows, panel, low, high, shift)
+        _fill(rows, panel, low, high, shift, by)
         weighted = rows if plain else rows * panel.weight[low:high, None]
         turned = weighted.T
         for total, (order, first, ends), part in zip(out, found, parts, strict=True):
@@ -42,19 +43,16 @@ def span_sums(panel: Panel, *spans: Places) -> list[np.ndarray]:
             end = np.minimum(ends[part] - low, high - low).tolist()
             for block, a, b in zip(order[part].tolist(), begin, end, strict=True):
                 total[block] += turned[:, a:b] @ rows[a:b]
-    by = 1 / np.concatenate([scale, [1.0]])
-    for total in out:  # sums are far fewer than rows
-        total *= by[:, None]
-        total *= by
     return out
 
 
-def _fill(out: np.ndarray, panel: Panel, low: int, high: int, shift: np.ndarray) -> None:
-    """Rows from one place to another, centred but not scaled, and their targets."""
+def _fill(out: np.ndarray, panel: Panel, low: int, high: int, shift: np.ndarray, by: np.ndarray) -> None:
+    """Rows from one place to another, without a copy on the way, and their targets."""
     X = panel.X[low:high] if panel.order is None else panel.X[panel.order[low:high]]
     first = len(shift) - X.shape[1]  # the one, which X may not have
     out[:, :first], out[:, -1] = 1.0, panel.target[low:high]
     np.subtract(X, shift[first:], out=out[:, first:-1])
+    out[:, :-1] *= by
 
 
 def _within(first: np.ndarray, ends: np.ndarray, low: int, high: int) -> tuple[int, int]:
