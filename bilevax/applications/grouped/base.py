@@ -215,8 +215,8 @@ class GroupedModel(BaseEstimator):
     def _warn_of_unsolved(self, fits: Fits) -> None:
         if fits.unsolved > _UNSOLVED * len(fits.coef):
             warnings.warn(
-                f"{fits.unsolved} of {len(fits.coef)} groups could not be fitted well: the loss must be smooth "
-                "and convex",
+                f"{fits.unsolved} of {len(fits.coef)} groups could not be fitted well: the loss must be "
+                "smooth and convex",
                 UserWarning,
                 stacklevel=4,
             )

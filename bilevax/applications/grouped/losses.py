@@ -77,6 +77,9 @@ def check_loss(loss: Loss) -> None:
     eta, target = (jax.ShapeDtypeStruct(shape, jnp.result_type(float)) for shape in ((loss.columns,), ()))
     try:
         jax.eval_shape(jax.hessian(loss.row), eta, target)
+        shape = jax.eval_shape(loss.row, eta, target).shape
+        if shape:
+            raise ValueError(f"an array of shape {shape}")
     except Exception as error:
         first = next(iter(str(error).splitlines()), "")
         raise TypeError(
