@@ -92,6 +92,13 @@ class GroupedModel(BaseEstimator):
         """Fits everything; `target` is a vector of numbers, and rows without weight are gone."""
         random = check_random_state(self.random_state)
         seed = int(random.randint(2**31 - 1))
+        if groups is None:
+            warnings.warn(
+                "groups were not given, so that all rows are one group; scikit-learn's searches pass groups "
+                "on with metadata routing only: set_fit_request(groups=True)",
+                UserWarning,
+                stacklevel=4,
+            )
         names = np.zeros(len(X), int) if groups is None else groups
         index = GroupIndex.of(names, len(X))
         codes = index.codes(names, len(X))
@@ -135,9 +142,11 @@ class GroupedModel(BaseEstimator):
         self._warn_of_unsolved(fits)
         # A Poisson loss that is divided by its level has so much less noise.
         self._errors, self._prior_errors, self._noise = np.zeros(0), np.zeros(0), self._level**-0.5
+        self._judged = 0  # rows
         if self._has_intervals():
             few = judged_groups(part)
             errors, weights = held_out_errors(judge, self._x, few, seed)
+            self._judged = len(errors)
             self._noise = float(np.sqrt(np.average(errors**2, weights=weights)))
             shares = np.linspace(0, 1, _QUANTILES)
             self._errors = _weighted_quantiles(errors, weights, shares)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from bilevax.applications.grouped.panel import Panel
 from bilevax.applications.grouped.steps import Steps, few_values, find_steps
 
 _SPREAD_GROUPS = 2_000  # that the spread within groups is measured on, at most
+_FEW_ROWS = 50  # whose errors do not tell the ends of intervals
 _LARGEST = 700.0  # logarithm of a prediction
 _ENTRIES = 2**22  # of the variances that are looked at together
 _ROUNDS = 10  # of least squares with weights, to the least absolute errors
@@ -221,6 +223,13 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
             raise ValueError(f"coverage must be a number between 0 and 1, got {coverage!r}")
         if self._variance is None:
             raise ValueError("predict_interval needs a variance per group, too many to be stored here")
+        if self._judged < _FEW_ROWS:
+            warnings.warn(
+                f"intervals come from the errors of held-out rows, and there are {self._judged} only: they "
+                "may be far too narrow",
+                UserWarning,
+                stacklevel=2,
+            )
         X, eta, codes = self._predictors(X, groups, metadata)
         spread, size = self._prior.matrix(self._x), np.empty(len(X))
         step = max(_ENTRIES // self._prior.size**2, 1)
