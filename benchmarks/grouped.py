@@ -9,6 +9,9 @@ of the process, which compiles its programs or reads them from the cache of earl
 EM to four and to six digits, in NumPy and with the systems of groups solved as the library solves them, and
 the sums of squares of all groups alone, which everybody needs.
 
+`--join` makes tables of results that were written with `--out`, on one machine or several, in the folder that
+`--tables` names.
+
 "above the truth" is the squared error of the predictors against those of the true coefficients, per unit of
 noise variance: 0 for a model that knows them. That of the true prior, with every group's own rows, is the
 least that a fit can reach.
@@ -32,8 +35,13 @@ from bilevax.applications.grouped.priors import Prior
 from bilevax.data import load_interactions
 from bilevax.experiments import grouped_panels as panels
 from bilevax.experiments.grouped_baselines import Sums
+from bilevax.experiments.report import Report
 
 FEATURES = 20
+_MANY = (
+    "peak memory: the host's, with the rows; above the truth: squared error of the predictors of fresh rows, "
+    "per unit of noise variance."
+)
 
 
 class Phases:
@@ -239,6 +247,39 @@ def seconds(data: str, seed: int, times: int = 3) -> dict[str, Any]:
     return out
 
 
+def tables(files: list[Path], folder: Path) -> None:
+    """Writes tables of results: of many groups, a line per run, and of seconds beside EM."""
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in files]
+    report = Report(folder, {"files": [path.name for path in files]})
+    many = [one for one in found if "data" not in one]
+    if many:
+        rows = [
+            {
+                "device": one["device"],
+                "loss": one["loss"],
+                "groups": one["groups"],
+                "rows": one["rows"],
+                "fit, s": one["seconds"]["fit"][0],
+                "of the processor, s": one["seconds"]["fit"][1],
+                "peak memory, GiB": one["peak memory, GiB"],
+                "above the truth": one["above the truth"],
+                "true prior": one.get("above the truth, true prior", ""),
+            }
+            for one in many
+        ]
+        report.table("grouped_many", rows, "Many groups of 5 to 50 rows with 20 features", _MANY)
+    for one in found:
+        if "data" in one:
+            rows = [
+                {"what": name, "seconds": taken, "loss": one["loss"].get(name, "")}
+                for name, taken in one["seconds"].items()
+            ]
+            report.table(
+                "grouped_seconds", rows, f"Seconds of the processor, {one['groups']} users of {one['data']}"
+            )
+    report.finish()
+
+
 def main() -> None:
     """Reads the arguments, runs, and prints the results as JSON."""
     parser = argparse.ArgumentParser(
@@ -250,7 +291,12 @@ def main() -> None:
     parser.add_argument("--em", action="store_true", help="EM on all groups too (squared loss)")
     parser.add_argument("--out", type=Path, help="a JSON file for the results")
     parser.add_argument("--seconds", metavar="DATA", help="seconds beside EM on ratings, such as ml-1m")
+    parser.add_argument("--join", type=Path, nargs="+", metavar="FILE", help="make tables of these results")
+    parser.add_argument("--tables", type=Path, default=Path("results/grouped-many"), help="where tables go")
     args = parser.parse_args()
+    if args.join:
+        tables(args.join, args.tables)
+        return
     if args.seconds:
         found = seconds(args.seconds, args.seed)
     else:
