@@ -22,7 +22,7 @@ _TILE = 2**14  # entries of the matrices of a tile
 _LEAST = 16  # blocks of a tile
 
 
-def tiled(array: np.ndarray | Array, size: int) -> Any:
+def tiled(array: Any, size: int) -> Any:
     """Blocks (n, …) as tiles (n / blocks, …, blocks), for matrices of so many rows."""
     blocks = len(array)
     if not on_accelerator():

@@ -182,7 +182,7 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
         return self._adapted(X, np.asarray(y, float), groups, metadata, weight)
 
     def predict(self, X: Any, groups: Any = None, metadata: Any = None) -> np.ndarray:
-        """Predictions of rows.
+        """Predictions of rows; quantiles of a target with few values, such as ratings, are such values.
 
         Args:
           X: rows (n, features).
