@@ -27,7 +27,7 @@ def tiled(array: Any, size: int) -> Any:
     blocks = len(array)
     if not on_accelerator():
         blocks = min(blocks, max(_LEAST, 1 << (_TILE // size**2).bit_length()))
-    module = jnp if isinstance(array, Array) else np
+    module: Any = jnp if isinstance(array, Array) else np
     return module.moveaxis(array.reshape(len(array) // blocks, blocks, *array.shape[1:]), 1, -1)
 
 
