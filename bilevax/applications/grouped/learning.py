@@ -50,7 +50,7 @@ _START_ROWS = 20_000
 _NONE = -9.0  # added to the logarithm of a strength: none
 # For each entry of the prior, how many groups and how many rows are divided into folds beside the evidence of
 # all: more would take longer and tell little more.
-_FOLDED, _FOLDED_ROWS = 10, 500
+_FOLDED, _FOLDED_ROWS = 10, 1_000
 _LOOSER = 10  # times the tolerance, on a part of the groups
 
 
