@@ -185,6 +185,13 @@ def test_rare_classes_are_ranked_no_worse_than_by_the_noisy_rows(seed):
     assert found >= average_precision_score(y_test, plain)
 
 
+def test_clean_rows_of_one_class_are_noticed():
+    X, y, _, X_clean, y_clean, *_ = noisy_task(clean=40)
+    one = y_clean == y_clean[0]
+    with pytest.warns(UserWarning, match="y_clean has only the class"):
+        ReweightedClassifier(random_state=0, rounds=1, max_iter=0).fit(X, y, X_clean[one], y_clean[one])
+
+
 @pytest.fixture(scope="module")
 def bench():
     X, y, _, X_clean, y_clean, *_ = noisy_task(clean=40)
@@ -193,15 +200,15 @@ def bench():
 
 def test_labels_as_they_are_have_half_of_the_prior(bench):
     def group(name, loss, noisy=0.0):
-        return [Candidate(name, None, ridge, None, {}, loss, noisy) for ridge in RIDGES]
+        return [Candidate(name, None, ridge, None, {}, np.full(40, loss), noisy) for ridge in RIDGES]
 
     few = group("guess 1", 0.5) + group("learnt 1", 0.5) + group("clean rows alone", 0.5, None)
     shares = bench.shares(few + group(PLAIN, 0.5))
     assert shares.sum() == pytest.approx(1)
     assert shares[-len(RIDGES) :].sum() == pytest.approx(0.5)
-    # Clean rows decide where they say more: 40 rows, a loss less by 0.5, half of which counts.
+    # Clean rows decide where they say more: 40 rows, a loss less by 0.5 on each.
     odds = bench.shares(group("guess 1", 0.0) + group(PLAIN, 0.5)).reshape(2, -1).sum(1)
-    assert odds[0] / odds[1] == pytest.approx(np.exp(10.0))
+    assert odds[0] / odds[1] == pytest.approx(np.exp(20.0))
     # Noisy rows say at most a factor of e for or against weights.
     for noisy, factor in ((-0.5, np.exp(0.5)), (-50.0, np.exp(1.0))):
         odds = bench.shares(group("guess 1", 0.5) + group(PLAIN, 0.5, noisy)).reshape(2, -1).sum(1)
@@ -212,12 +219,25 @@ def test_noisy_rows_choose_the_ridge_unless_clean_rows_overrule_them(bench):
     def shares(losses):
         parts = zip(RIDGES, losses, (-30.0, -3.0, 0.0, -3.0), strict=True)
         return bench.shares(
-            [Candidate("guess 1", None, r, None, {}, loss, noisy) for r, loss, noisy in parts]
+            [Candidate("guess 1", None, r, None, {}, np.full(40, loss), noisy) for r, loss, noisy in parts]
         )
 
     assert shares([0.5] * 4)[2] > 0.9
     assert shares([0.5, 0.5, 0.6, 0.5])[2] < 0.7
     assert shares([0.0, 2.0, 2.0, 2.0])[0] > 0.9
+
+
+def test_a_candidate_that_won_by_a_few_lucky_rows_does_not_take_all(bench):
+    def shares(losses):
+        return bench.shares([Candidate(name, None, 1.0, None, {}, one, None) for name, one in losses.items()])
+
+    same = np.full(40, 0.5)
+    steady, lucky = same - 0.1, same.copy()
+    lucky[:2] -= 2.0  # as much in all, on two rows
+    sure = shares({"a": steady, "b": same})
+    unsure = shares({"a": lucky, "b": same})
+    assert sure[0] == pytest.approx(1 / (1 + np.exp(-4.0)))
+    assert 0.5 < unsure[0] < sure[0] - 0.05
 
 
 def test_plain_candidates_are_calibrated_on_the_clean_rows(bench):

@@ -173,3 +173,37 @@ def test_x_before_is_the_x_of_the_step_before(upper_step, dtype):
         kept = dtype == jnp.float16 or isinstance(upper_step, optax.GradientTransformation)
         np.testing.assert_allclose(state.x_before, x, rtol=0 if kept else 1e-6)
         assert not np.array_equal(state.x, x)
+
+
+def test_rows_of_blocks_one_after_the_other():
+    parts = [{"row": np.full((n, 2), float(n)), "target": np.arange(n)} for n in (3, 1, 2)]
+    found = bx.PerBlock.from_blocks(parts)
+    assert found.lengths.tolist() == [3, 1, 2]
+    assert np.asarray(found.rows["row"])[:, 0].tolist() == [3, 3, 3, 1, 2, 2]
+    stacked = bx.PerBlock.from_blocks(zip(np.zeros((4, 5, 2)), np.ones((4, 5)), strict=True))
+    assert stacked.lengths.tolist() == [5] * 4
+
+
+def test_rows_in_any_order_are_sorted_by_their_block():
+    owners = np.array([2, 0, 1, 2, 0])
+    found = bx.PerBlock.from_owners({"row": jnp.arange(5.0)}, owners)
+    assert np.asarray(found.rows["row"]).tolist() == [1, 4, 2, 0, 3]
+    assert found.lengths.tolist() == [2, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: bx.PerBlock.from_blocks([]), "at least one block"),
+        (lambda: bx.PerBlock.from_blocks([np.zeros((2, 3)), np.zeros((2, 4))]), "the same form"),
+        (lambda: bx.PerBlock.from_blocks([{"a": np.zeros(2)}, {"b": np.zeros(2)}]), "the same form"),
+        (lambda: bx.PerBlock.from_blocks([np.zeros(2), np.zeros(0)]), "rows of block 1 must hold"),
+        (lambda: bx.PerBlock.from_owners(np.zeros(3), [0, 1]), "each of the 3 rows, got shape"),
+        (lambda: bx.PerBlock.from_owners(np.zeros(2), [0.0, 1.0]), "dtype float64"),
+        (lambda: bx.PerBlock.from_owners(np.zeros(2), [-1, 0]), "from 0, got -1"),
+        (lambda: bx.PerBlock.from_owners(np.zeros(2), [0, 2]), "none for block 1"),
+    ],
+)
+def test_rows_of_blocks_that_are_refused(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()

@@ -134,7 +134,11 @@ class Problem(eqx.Module):
         self.named = isinstance(lower, Mapping)
         self.levels = {name: _as_level(name, one) for name, one in _by_name(lower).items()}
         if not self.levels:
-            raise ValueError("lower must name at least one level, got an empty dict")
+            raise ValueError(
+                "lower must name at least one level, got an empty dict. For a loss that depends on x alone, "
+                "or a risk of it over blocks, track the loss itself: lower=bx.mean(loss), with "
+                "loss(x, block, batch), and upper=lambda x, y, block, batch: y"
+            )
         check_reads(self.levels, self.named)
         checks.flag("random", random)
         if random and through is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -169,6 +169,10 @@ class PerBlock(Rows):
       >>> import bilevax as bx, jax.numpy as jnp
       >>> bx.PerBlock(jnp.arange(5.0), offsets=[0, 2, 5]).longest
       3
+      >>> bx.PerBlock.from_blocks([jnp.zeros(2), jnp.ones(3)]).lengths.tolist()
+      [2, 3]
+      >>> bx.PerBlock.from_owners(jnp.arange(5.0), owners=[1, 0, 1, 0, 1]).rows.tolist()
+      [1.0, 3.0, 0.0, 2.0, 4.0]
     """
 
     packed: CompactRows
@@ -208,6 +212,44 @@ class PerBlock(Rows):
         self.longest, self.even = int(lengths.max()), bool((lengths == lengths[0]).all())
         self.starts, self.lengths = jnp.asarray(bounds[:-1], jnp.int32), jnp.asarray(lengths, jnp.int32)
         self.packed = CompactRows(rows)
+
+    @classmethod
+    def from_blocks(cls, blocks: Iterable[PyTree]) -> PerBlock:
+        """The rows of each block, one pytree after the other, all with the same leaves.
+
+        Rows of m blocks of equally many, in arrays of shape (m, n, …), are such a list too: `zip(X, y)`.
+        """
+        parts = list(blocks)
+        if not parts:
+            raise ValueError("PerBlock.from_blocks needs the rows of at least one block, got none")
+        lengths = [leading_axis(f"rows of block {place}", one) for place, one in enumerate(parts)]
+        try:
+            rows = jax.tree.map(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves]), *parts)
+        except ValueError as error:
+            raise ValueError(
+                f"PerBlock.from_blocks: the rows of all blocks must have the same form: {error}"
+            ) from error
+        return cls(rows, np.cumsum([0, *lengths]))
+
+    @classmethod
+    def from_owners(cls, rows: PyTree, owners: Any) -> PerBlock:
+        """Rows in any order, with the number of the block that each belongs to, from 0 to m - 1.
+
+        For names of groups: `groups, owners = np.unique(names, return_inverse=True)`; block i is groups[i].
+        """
+        count, owner = leading_axis("PerBlock rows", rows), np.asarray(owners)
+        if owner.shape != (count,) or not np.issubdtype(owner.dtype, np.integer):
+            raise ValueError(
+                f"owners must have the number of a block for each of the {count} rows, got shape "
+                f"{owner.shape} of dtype {owner.dtype}"
+            )
+        if count and owner.min() < 0:
+            raise ValueError(f"owners must be numbers of blocks from 0, got {owner.min()}")
+        order = np.argsort(owner, kind="stable")
+        lengths = np.bincount(owner)
+        if (lengths < 1).any():
+            raise ValueError(f"every block needs at least one row, got none for block {lengths.argmin()}")
+        return cls(jax.tree.map(lambda leaf: np.asarray(leaf)[order], rows), np.cumsum([0, *lengths]))
 
     @property
     def rows(self) -> PyTree:

@@ -60,7 +60,9 @@ def describe(
         return known
     letters, what = _not_finite(state.settled, last)
     if last <= 1:
-        return f"f is not finite at the start: {what} after one step; look at x0, y0 and the data"
+        values = any(level.is_value for level in problem.levels.values())
+        hint = "; leave y0 of a bx.mean out, and the run begins at its value" if values else ""
+        return f"f is not finite at the start: {what} after one step; look at x0, y0 and the data{hint}"
     return (
         f"the run diverged between steps {first} and {last}: {what}; {advise() or _remedy(solver, letters)}"
     )

@@ -15,7 +15,8 @@ window before:
 - in between, noise decides where x goes: r stays, and the steps shrink as 1/√t, which averages noise out.
 
 Where f is certain to have risen, by more than z says that it should have fallen, the window ends at once. If
-x has caused it, x returns to where the window began, and waits there for y and v.
+x has caused it, x returns to where the window began, and waits there for y and v. What f and the lag of y
+still do while x waits is theirs: later windows are forgiven as much, and less and less, as 1/t.
 
 If y lags behind y(x), f is not F. To first order the difference is ⟨v, ∇_y g⟩, which a step knows, and by
 which f is corrected here. If the difference grows from one window to the next by more than its noise, and by
@@ -100,6 +101,7 @@ class Pace(NamedTuple):
         had gone for that.
       squares_then: n at the start of this window.
       resume: the step until which x waits, after it has returned to the start of a window.
+      drift: by how much f and the size of its lag grew by step while x waited.
     """
 
     count: Array
@@ -118,6 +120,7 @@ class Pace(NamedTuple):
     trend: Array
     squares_then: PyTree
     resume: Array
+    drift: Array
 
 
 _Window = tuple[Array, PyTree, PyTree, Array, PyTree, Array]  # r, x and D before it, trend, n, a return
@@ -152,7 +155,7 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
         origin = jax.tree.map(_wide, params)
         return Pace(
             start, zeros, zeros, zero, origin, zeros, none, none, start, none, zero, none, none, none[:2],
-            zeros, start,
+            zeros, start, none[:2],
         )  # fmt: skip
 
     def update(
@@ -169,7 +172,7 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
         if params is None:
             raise ValueError("automatic_step needs params, the x of the step, got None")
         dtype, shortest = state.scale.dtype, shortest_window(chance)
-        certain = _has_certainly_risen(state, shortest)
+        certain = _has_certainly_risen(state, shortest) & (state.count > state.resume)
         ended = (state.count >= state.end) | certain
         count = state.count.astype(dtype)
         recent, longer = jnp.maximum(_MOMENTUM, 1 / (count + 1)), 3 / (count + 3)
@@ -197,8 +200,12 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
         kept = state.scale, state.origin, state.covered_before, state.trend, state.squares_then, none
         scale, origin, covered_before, trend, then, back = change_if(ended, turned, kept)
         average, squares = change_if(back, lambda kept: (zeros_like(kept[0]), then), (average, squares))
-        resume = jnp.where(back, state.count + shortest, state.resume)
-        waits = state.count < resume
+        # x waits for three windows: from the second to the third f and the lag change by themselves.
+        resume = jnp.where(back, state.count + 3 * shortest, state.resume)
+        waits, resumes = state.count < resume, (state.count == resume) & (resume > 0)
+        drift = jnp.where(resumes, _drift(state), state.drift)
+        left = resume - state.count
+        opened = ended | resumes | (left == shortest) | (left == 2 * shortest)
         size_of_f = jnp.maximum(jnp.abs(state.values[1]), jnp.abs(state.values_before[1]))
         settled = ended & (jnp.abs(_rise(state)) <= _SETTLED * size_of_f)
         settled = (settled & (state.count >= _WAIT * shortest)) | (state.count >= _LONGEST_WAIT * shortest)
@@ -223,18 +230,19 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
             scale,
             origin,
             covered_before,
-            jnp.where(waits, 0, _with(jnp.where(ended, 0, state.values), jnp.asarray(value - lag, dtype))),
             # After a return f begins anew: what it was before may have been on the way to where y settles.
-            jnp.where(back, 0, jnp.where(ended, state.values, state.values_before)),
+            jnp.where(back, 0, _with(jnp.where(opened, 0, state.values), jnp.asarray(value - lag, dtype))),
+            jnp.where(back, 0, jnp.where(opened, state.values, state.values_before)),
             jnp.where(ended, jnp.maximum(state.count, resume) + length, state.end),
             # The slope before was along another displacement.
             jnp.where(ended | waits, 0, _with(state.slopes, fresh)),
             along,
-            jnp.where(waits, 0, _with(jnp.where(ended, 0, state.lags), jnp.asarray(lag, dtype))),
-            jnp.where(ended & ~back, state.lags, state.lags_before),
+            jnp.where(back, 0, _with(jnp.where(opened, 0, state.lags), jnp.asarray(lag, dtype))),
+            jnp.where(opened & ~back, state.lags, state.lags_before),
             trend,
             then,
             resume,
+            drift,
         )
 
     return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
@@ -274,19 +282,20 @@ def _change(
     mean_before = jnp.where(many_before > 0, mean_before, mean)
     variance = spread / jnp.maximum(many, 1) ** 2 + spread_before / jnp.maximum(many_before, 1) ** 2
     noise = _RISE * jnp.sqrt(variance)
-    rise = _rise(state) - noise
+    forgiven, forgiven_lag = _forgiven(state)
+    rise = _rise(state) - noise - forgiven
     many, slope, spread = state.slopes
     downhill = slope * many > _SURE * jnp.sqrt(spread)
     (many, lag, spread), (many_before, lag_before, spread_before) = state.lags, state.lags_before
     variance = spread / jnp.maximum(many, 1) ** 2 + spread_before / jnp.maximum(many_before, 1) ** 2
-    behind = jnp.abs(lag) - jnp.abs(lag_before) - _SURE * jnp.sqrt(variance)
+    behind = jnp.abs(lag) - jnp.abs(lag_before) - _SURE * jnp.sqrt(variance) - forgiven_lag
     # What z predicts counts as far as the noise of f does not contradict it: f may be too noisy to tell.
-    believed = jnp.where(by_itself, slope, jnp.minimum(slope, mean_before - mean + noise))
+    believed = jnp.where(by_itself, slope, jnp.minimum(slope, mean_before - mean + noise + forgiven))
     decrease = jnp.maximum(mean_before - mean, believed)
     by_visit = jnp.maximum(decrease, 0) * jnp.maximum(1 / jnp.maximum(many * chance, 1), _PART)
     # Where y and v settle, f changes far more than z predicts, and less and less.
     worst = jnp.maximum(rise, behind)
-    ours = (worst <= _CAUSED * jnp.abs(slope)) | (worst > jnp.abs(state.trend[0]))
+    ours = (worst <= _CAUSED * jnp.abs(slope)) | (worst > jnp.abs(state.trend[0]) * _apart(state))
     onward = (cosine > _SAME) & downhill & ~(ours & (behind > _BEHIND * by_visit))
     risen = ours & (rise > 0) & ~by_itself
     too_fast = (cosine < _BACK) | risen | (ours & (behind > _LOST * by_visit))
@@ -301,9 +310,21 @@ def _has_certainly_risen(state: Pace, shortest: int) -> Array:
     """Whether f is above the window before, by more than its noise, and than it should have fallen by."""
     (many, mean, spread), (many_before, mean_before, spread_before) = state.values, state.values_before
     variance = spread / jnp.maximum(many, 1) ** 2 + spread_before / jnp.maximum(many_before, 1) ** 2
-    rise = mean - mean_before
+    rise = mean - mean_before - _forgiven(state)[0]
     known = (state.scale > 0) & (many >= shortest) & (many_before > 0)
     return known & (rise > _CERTAIN * jnp.sqrt(variance)) & (rise > jnp.abs(state.slopes[1]))
+
+
+def _drift(state: Pace) -> Array:
+    """By how much f, and the size of its lag, grew by step from the window before to this one."""
+    lags = jnp.abs(state.lags[1]) - jnp.abs(state.lags_before[1])
+    return jnp.stack([state.values[1] - state.values_before[1], lags]) / _apart(state)
+
+
+def _forgiven(state: Pace) -> Array:
+    """By how much f, and the size of its lag, may have grown by themselves since the window before."""
+    age = state.resume / jnp.maximum(state.count, 1)
+    return jnp.maximum(state.drift, 0) * (age * _apart(state))
 
 
 def _way_back(move: Array, here: Array, origin: Array) -> Array:
@@ -313,12 +334,18 @@ def _way_back(move: Array, here: Array, origin: Array) -> Array:
 def _by_itself(state: Pace, covered: PyTree, covered_before: PyTree) -> Array:
     """By how much f rose beside the decrease that z predicts, and how far x went for that.
 
-    f rises from the mean of a window to that of the next: on the way from middle to middle.
+    Both by step, since windows grow. f rises from the mean of a window to that of the next: on the way from
+    middle to middle.
     """
     before = jnp.sqrt(_inner(covered_before, covered_before))
     way = (jnp.sqrt(_inner(covered, covered)) + before) / 2
     predicted = state.slopes[1] * way / jnp.where(before > 0, before, jnp.inf)
-    return jnp.stack([_rise(state) + predicted, way])
+    return jnp.stack([_rise(state) + predicted, way]) / _apart(state)
+
+
+def _apart(state: Pace) -> Array:
+    """How many steps there are from the middle of the window before to that of this one."""
+    return jnp.maximum(state.values[0] + state.values_before[0], 1) / 2
 
 
 def _goes_on(now: Array, before: Array) -> Array:

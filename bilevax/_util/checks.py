@@ -208,7 +208,9 @@ def traced(name: str, function: Callable[..., Any], **arguments: Any) -> Any:
             raise ValueError(message) from error
         kind = TypeError if isinstance(error, (TypeError, AttributeError)) else ValueError
         called = f"function({', '.join(arguments)})"
-        raise kind(f"{name} fails when it is called as {called} with {given}: {error}") from error
+        rows = "upper_data" if name.startswith("upper") else "lower_data"
+        why = f". batch is None because no {rows} was given" if arguments.get("batch", ()) is None else ""
+        raise kind(f"{name} fails when it is called as {called} with {given}: {error}{why}") from error
 
 
 def _shapes(tree: PyTree) -> str:

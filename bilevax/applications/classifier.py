@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,8 @@ class ReweightedClassifier(ClassifierMixin, BaseEstimator):
     3. The final model is refitted to weighted noisy rows and clean rows together. It is the mean of a few
        candidates (several ridges, the guessed weights, the clean rows alone, the noisy labels as they are),
        each with a prior share and one that falls with its cross-validated loss,
-       :math:`\propto \exp(-\tfrac12 \text{ loss summed over clean rows})`.
+       :math:`\propto \exp(-\text{loss summed over clean rows})`, averaged over a bootstrap of the clean
+       rows.
 
     Features should have similar scales, as for any regularised linear model: put a `StandardScaler` first.
     In a `Pipeline`, the clean rows must pass through the scaler too: docs/noisy_labels.md shows how.
@@ -218,6 +220,14 @@ class ReweightedClassifier(ClassifierMixin, BaseEstimator):
         unseen = np.setdiff1d(labels, self.classes_)
         if unseen.size:
             raise ValueError(f"y_clean contains previously unseen labels: {unseen.tolist()}")
+        seen = np.unique(labels)
+        if len(seen) == 1:
+            warnings.warn(
+                f"y_clean has only the class {seen[0]}: such rows cannot say how often the others are wrong, "
+                "and pull the model towards this class. Give clean rows of at least two classes",
+                UserWarning,
+                stacklevel=4,
+            )
         check_scales(X, rows)
         if sparse.issparse(X) and X.shape[0] * X.shape[1] > _DENSE:
             rows = sparse.csr_matrix(rows)

@@ -24,7 +24,7 @@ RIDGES = tuple(SIZE / spread for spread in (1.0, 4.0, 16.0, 64.0))
 _GUESS_RIDGES = tuple(SIZE / spread for spread in (0.01, 0.04, 0.16, 0.64, 2.5))  # for noisy rows alone
 
 PLAIN = "all 1"  # the name of the weights that leave the labels as they are
-_TRUST = 0.5  # in the clean losses: the same rows have chosen the weights, which makes them look better
+_DRAWS = 200  # other clean rows that might have been drawn
 _LEAST_PRIOR = 1e-9  # of a ridge: clean rows may still overrule the noisy ones
 _MOST_NOISY = 1.0  # the most that noisy rows say for or against weights, as a logarithm
 
@@ -63,7 +63,7 @@ class Candidate:
       ridge: of the model.
       model: fitted to all rows.
       folds: the models without each fold of the clean rows.
-      loss: of `folds` on the folds left out.
+      losses: of `folds`, on every clean row, which its fold was fitted without.
       noisy: the log-likelihood of noisy labels that were left out; None for a model of the clean rows alone.
     """
 
@@ -72,8 +72,13 @@ class Candidate:
     ridge: float
     model: Linear
     folds: Folds
-    loss: float
+    losses: np.ndarray
     noisy: float | None
+
+    @property
+    def loss(self) -> float:
+        """The cross-validated loss."""
+        return float(self.losses.mean())
 
 
 def learn(task: NoisyTask, rounds: int, settings: BilevelSettings) -> Found:
@@ -156,7 +161,7 @@ class Bench:
                 for one in range(self.task.folds)
             }
             whole = None if weights is None else weights[-1]
-            out.append(Candidate(name, whole, ridge, model, folds, self._loss(folds), noisy[place]))
+            out.append(Candidate(name, whole, ridge, model, folds, self._losses(folds), noisy[place]))
         return out
 
     def plain_candidates(self) -> list[Candidate]:
@@ -167,7 +172,7 @@ class Bench:
             model = linear.fit(task.rows, task.codes, ones, ridge, classes=task.classes, start=model)
             folds = {one: calibrated(task, model, task.fold != one) for one in range(task.folds)}
             whole = calibrated(task, model)
-            out.append(Candidate(PLAIN, ones, ridge, whole, folds, self._loss(folds), noisy[place]))
+            out.append(Candidate(PLAIN, ones, ridge, whole, folds, self._losses(folds), noisy[place]))
         return out
 
     def guess(self, candidates: list[Candidate]) -> np.ndarray:
@@ -181,16 +186,23 @@ class Bench:
         return _inside(np.stack(out))
 
     def shares(self, candidates: list[Candidate]) -> np.ndarray:
-        """The share of each candidate in the mean: its prior · exp(−½ loss summed over the clean rows)."""
-        return softmax(self._log_shares(candidates))
+        """The share of each candidate in the mean: its prior · exp(−loss summed over the clean rows).
+
+        It is averaged over a Bayesian bootstrap: clean rows with random weights, as if others had been drawn.
+        Candidates that a few clean rows cannot tell apart share alike, and no lucky one takes all.
+        """
+        prior = np.log(priors(candidates))
+        losses = np.stack([one.losses for one in candidates])
+        random, total = np.random.default_rng(0), np.zeros(len(candidates))
+        for _ in range(_DRAWS):
+            weights = random.exponential(size=losses.shape[1])
+            total += softmax(prior - losses @ (weights / weights.mean()))
+        return total / _DRAWS
 
     def evidence(self, candidates: list[Candidate]) -> float:
         """How well candidates with the same weights do together; larger is better."""
-        return float(np.logaddexp.reduce(self._log_shares(candidates)))
-
-    def _log_shares(self, candidates: list[Candidate]) -> np.ndarray:
-        losses = np.array([one.loss for one in candidates])
-        return np.log(priors(candidates)) - _TRUST * len(self.task.fold) * losses
+        losses = np.array([one.losses.sum() for one in candidates])
+        return float(np.logaddexp.reduce(np.log(priors(candidates)) - losses))
 
     def mean(self, candidates: list[Candidate]) -> Linear:
         """The candidates' mean, weighted by their shares."""
@@ -242,12 +254,12 @@ class Bench:
                 totals[place] += noise_model.estimate(logits, codes, 100).log_likelihood(logits, codes)
         return totals
 
-    def _loss(self, folds: Folds) -> float:
-        task, total = self.task, 0.0
+    def _losses(self, folds: Folds) -> np.ndarray:
+        task, out = self.task, np.zeros(len(self.task.fold))
         for one, model in folds.items():
             inside = task.fold == one
-            total += linear.losses(model.logits(task.clean_rows[inside]), task.clean_codes[inside]).sum()
-        return float(total / len(task.fold))
+            out[inside] = linear.losses(model.logits(task.clean_rows[inside]), task.clean_codes[inside])
+        return out
 
 
 def priors(candidates: list[Candidate]) -> np.ndarray:
