@@ -169,9 +169,7 @@ def test_wrong_targets_do_not_spoil_a_robust_fit(fitted):
 def test_a_loss_that_cannot_be_minimised_is_warned_of(fitted):
     _, X, y, of = fitted
     model = GroupedRegressor(loss=lambda found, target: jnp.abs(found - target), prior="ridge", max_iter=3)
-    with pytest.warns(
-        UserWarning, match="could not be fitted well: the loss must be smooth and convex"
-    ):
+    with pytest.warns(UserWarning, match="could not be fitted well: the loss must be smooth and convex"):
         model.fit(X, y, groups=of)
     assert np.abs(model.predict(X, groups=of)).max() < 100
 
