@@ -5,7 +5,8 @@ PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Tests compile thousands of small programs, and run them for milliseconds: the compiler is asked to be quick
 # rather than thorough, by flags that it knows. `make test TEST_XLA_FLAGS=` tests what it makes by default.
-quick := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
+quick := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false \
+  --xla_cpu_parallel_codegen_split_count=1
 TEST_XLA_FLAGS ?= $$($(bin)/python tests/known_flags.py $(quick))
 
 bin := .venv/bin

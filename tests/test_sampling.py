@@ -330,3 +330,18 @@ def test_an_accelerator_walks_a_fixed_number_of_times_to_the_same_permutation(si
     unrolled = jax.jit(lambda random: permuted(random, places, size))(random)
     np.testing.assert_array_equal(looped, unrolled)
     assert sorted(unrolled.tolist()) == list(range(size))
+
+
+def test_what_is_hashed_on_the_host_is_what_a_program_hashes():
+    random = Stream.start(jax.random.key(3))
+    for number in (0, 4, 2**31 - 1):
+        known, traced = random.at(number), jax.jit(lambda random, number: random.at(number))(random, number)
+        assert (int(known.first), int(known.second)) == (int(traced.first), int(traced.second))
+    words = np.uint32(0xF29A4FA7), np.uint32(0xFA843692)
+    on_host, placed = Stream(*words), Stream(*map(jnp.asarray, words))
+    for size in (64, 67, 4097):
+        np.testing.assert_array_equal(
+            permuted(on_host, np.arange(9), size), permuted(placed, jnp.arange(9), size)
+        )
+    # The same numbers as ever: figures that were kept can be had again.
+    assert permuted(placed, jnp.arange(5), 4097).tolist() == [1848, 3994, 3070, 3561, 3563]

@@ -22,7 +22,7 @@ from bilevax._problem.stream import Stream
 from bilevax._run.digest import SMALL, checksum
 
 TESTS = Path(__file__).parent
-TOLERANCE = 1e-5
+TOLERANCE = 3e-5  # forty steps in single precision, and Adam divides by what is small
 FOLLOWED = ["BSVRBv2", "MSVR", "RSVRB", "BlockPAGE", "minimum", "saddle", "nested", "transformation"]
 FOLLOWED += ["keys", "cvar", "groups", "soft", "table", "lazy Adam"]
 

@@ -161,8 +161,10 @@ class Sampler(eqx.Module):
         if self.per_step == self.blocks:
             return place * size + jnp.arange(size, dtype=jnp.int32)
         per_epoch = size // count if self.shuffle else 1
-        first = (step % per_epoch) * count
-        random = self.stream(self.random.at(stream).at(step // per_epoch), place)
+        step = jnp.asarray(step)
+        per_epoch = jnp.full_like(step, per_epoch)
+        first = jax.lax.rem(step, per_epoch) * count  # steps are not negative, as `%` would have to ask
+        random = self.stream(self.random.at(stream).at(jax.lax.div(step, per_epoch)), place)
         return place * size + permuted(random, first + jnp.arange(count), size)
 
     def visit(

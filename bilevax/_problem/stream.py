@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from bilevax._util.hurried import HurriedJit
@@ -27,31 +29,36 @@ class Stream(eqx.Module):
     Attributes:
       first: a 32-bit word.
       second: another.
+
+    What is known while a program is traced is hashed on the host: words of NumPy, and numbers of streams that
+    split off. Half of the operations of a small step would be hashes otherwise.
     """
 
-    first: Array
-    second: Array
+    first: Array | np.uint32
+    second: Array | np.uint32
 
     @staticmethod
     def start(key: Array) -> Stream:
         """A stream from a key made by `jax.random.key`."""
         return Stream(*_words(key))
 
-    def at(self, number: Array | int) -> Stream:
+    def at(self, number: Array | np.ndarray | int) -> Stream:
         """The stream with this number among those that split off from this one."""
-        return Stream(*_split_off(self.first, self.second, number))
+        first, second = _hashes(np.asarray(number)) if _is_known(number) else _traced_hashes(number)
+        return Stream(mix(self.first ^ first), mix(self.second + second))
 
     def bits(self, shape: tuple[int, ...]) -> Array:
         """Uniform 32-bit words."""
         count = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
-        return mix(mix(count * jnp.uint32(_GOLDEN) + self.first) ^ self.second)
+        return mix(mix(count * np.uint32(_GOLDEN) + self.first) ^ self.second)
 
     def integers(self, shape: tuple[int, ...], bound: int | Array) -> Array:
         """Uniform integers below a bound, which may be an array.
 
         The bias of the remainder is bound / 2³²: far below sampling noise for any data that fit.
         """
-        return (self.bits(shape) % jnp.asarray(bound).astype(jnp.uint32)).astype(jnp.int32)
+        bound = jnp.broadcast_to(jnp.asarray(bound).astype(jnp.uint32), shape)
+        return jax.lax.rem(self.bits(shape), bound).astype(jnp.int32)
 
     def key(self) -> Array:
         """A key for the functions of `jax.random`."""
@@ -64,23 +71,41 @@ def _words(key: Array) -> tuple[Array, Array]:
     return words[0], words[1]
 
 
-# Compiled, as it occurs some hundred times in a step: its operations need not be traced each time.
-@jax.jit
-def mix(word: Array) -> Array:
-    """A bijection of 32-bit words that flips every output bit with even odds."""
-    word = (word ^ (word >> 16)) * jnp.uint32(0x21F0AAAD)
-    word = (word ^ (word >> 15)) * jnp.uint32(0xD35A2D97)
+def mix(word: Any) -> Any:
+    """A bijection of 32-bit words that flips every output bit with even odds; on the host if it can be."""
+    if not isinstance(word, (np.ndarray, np.generic)):
+        return _traced_mix(word)
+    with np.errstate(over="ignore"):
+        return _mixed(word)
+
+
+def _mixed(word: Any) -> Any:
+    word = (word ^ (word >> 16)) * np.uint32(0x21F0AAAD)
+    word = (word ^ (word >> 15)) * np.uint32(0xD35A2D97)
     return word ^ (word >> 15)
 
 
+# Compiled, as it occurs some fifty times in a step: its operations need not be traced each time.
+_traced_mix = jax.jit(_mixed)
+
+
+def _hashes(number: Any) -> tuple[Any, Any]:
+    """What the words of a stream are mixed with for the stream of this number."""
+    count, golden = number.astype(np.uint32), np.uint32(_GOLDEN)
+    with np.errstate(over="ignore"):
+        return mix(count + golden), mix(count ^ golden)
+
+
 @jax.jit
-def _split_off(first: Array, second: Array, number: Array | int) -> tuple[Array, Array]:
-    count = jnp.asarray(number).astype(jnp.uint32)
-    golden = jnp.uint32(_GOLDEN)
-    return mix(first ^ mix(count + golden)), mix(second + mix(count ^ golden))
+def _traced_hashes(number: Array) -> tuple[Array, Array]:
+    return _hashes(jnp.asarray(number))
 
 
-def permuted(random: Stream, places: Array, size: int) -> Array:
+def _is_known(number: Any) -> bool:
+    return isinstance(number, (int, np.ndarray, np.generic))
+
+
+def permuted(random: Stream, places: Any, size: int) -> Any:
     """The values at `places` of a random permutation of 0..size−1, in O(len(places)).
 
     A Feistel network over a grid of rows · columns ≥ size points; a value beyond `size` is mapped again
@@ -90,28 +115,42 @@ def permuted(random: Stream, places: Array, size: int) -> Array:
     if size <= _FEW:
         return jnp.argsort(random.bits((size,)))[places].astype(jnp.int32)
     rows, columns = _grid(size)
-    keys = random.at(jnp.arange(_ROUNDS)).first
+    keys = mix(random.first ^ _hashes(np.arange(_ROUNDS))[0])  # the first words of streams that split off
+    value = places.astype(np.uint32)
 
-    def scramble(value: Array) -> Array:
-        row, column = value // columns, value % columns
+    def scramble(value: Any) -> Any:
+        row, column = value // np.uint32(columns), _remainder(value, columns)
         for turn in range(0, _ROUNDS, 2):
-            row = (row + (mix(column ^ keys[turn]) >> 8)) % jnp.uint32(rows)
-            column = (column + (mix(row ^ keys[turn + 1]) >> 8)) % jnp.uint32(columns)
-        return row * jnp.uint32(columns) + column
+            row = _remainder(row + (mix(column ^ keys[turn]) >> 8), rows)
+            column = _remainder(column + (mix(row ^ keys[turn + 1]) >> 8), columns)
+        return row * np.uint32(columns) + column
 
-    value = scramble(places.astype(jnp.uint32))
+    # The first time is a turn of the loop as well: a program has the network once.
+    def walk(carry: tuple[Any, Any]) -> tuple[Any, Any]:
+        value, outside = carry
+        value = jnp.where(outside, scramble(value), value)
+        return value, value >= size
 
-    def walk(value: Array) -> Array:
-        return jnp.where(value >= size, scramble(value), value)
-
+    if _is_known(places) and _is_known(keys):
+        value = scramble(value)
+        while (value >= size).any():
+            value = np.where(value >= size, scramble(value), value)
+        return value.astype(np.int32)
     if rows * columns == size:
-        return value.astype(jnp.int32)
+        return scramble(value).astype(jnp.int32)
     if jax.default_backend() == "cpu":
-        value = jax.lax.while_loop(lambda value: jnp.any(value >= size), walk, value)
+        everywhere = jnp.ones(value.shape, bool)
+        value, _ = jax.lax.while_loop(lambda carry: jnp.any(carry[1]), walk, (jnp.asarray(value), everywhere))
     else:  # a loop of unknown length would ask the host in every step
+        value = scramble(value)
         for _ in range(_walks(size, rows * columns)):
-            value = walk(value)
+            value = jnp.where(value >= size, scramble(value), value)
     return value.astype(jnp.int32)
+
+
+def _remainder(value: Any, bound: int) -> Any:
+    """Of words without a sign, for which it is one operation."""
+    return value % np.uint32(bound) if _is_known(value) else jax.lax.rem(value, jnp.full_like(value, bound))
 
 
 @functools.lru_cache

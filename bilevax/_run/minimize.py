@@ -43,6 +43,7 @@ from bilevax.solvers.offsets import with_offsets
 from bilevax.solvers.start_checks import check_feasible
 
 _WINDOWS, _FIRST_WINDOWS = 40, 16  # of `automatic_step`: enough to get somewhere; x gathers speed
+_FAR_SHORTER = 1e-3  # than at first: so short are steps after five returns
 _STILL_STEEP = 0.5  # ‖z‖, as a share of its largest value: x has hardly begun
 _MEANT = 20  # steps, from which on a run is meant to get somewhere
 _VERIFIED = 500  # steps of a run that is verified unasked
@@ -186,7 +187,9 @@ def minimize(
     if reached.recoveries and not run.failed:
         went = "; ".join(map(str, reached.recoveries))
         warnings.warn(f"the run began to blow up and went back, {went}", RecoveryWarning, stacklevel=2)
-    doubt = _too_short(run) if shards is None and reached.outcome is Outcome.FINISHED else ""
+    doubt = ""
+    if shards is None and reached.outcome is Outcome.FINISHED:
+        doubt = _too_short(run) or _went_back_often(reached)
     if _to_verify(stop, problem, reached, steps, shards):
         found = verify(problem, reached.state, x0, solver=solver)
         reached = dataclasses.replace(reached, verification=found)
@@ -205,6 +208,18 @@ def minimize(
         if speaks:
             report(line)
     return reached
+
+
+def _went_back_often(reached: Result) -> str:
+    """What to say if steps were shortened so much that x may hardly have moved since."""
+    last = reached.recoveries[-1] if reached.recoveries else None
+    if last is None or last.factor > _FAR_SHORTER:
+        return ""
+    return (
+        f"the run went back {len(reached.recoveries)} times, and has taken {last.factor:.2g} times the "
+        f"{last.what} since step {last.back_to}: x may be far from a minimum. Try another x0, standardised "
+        "data, or compare with exact gradients (bx.value_and_hypergradient)"
+    )
 
 
 def _too_short(run: Run) -> str:

@@ -13,6 +13,7 @@ from bilevax._problem.problem import Problem
 from bilevax._problem.risk import overall, weights_of
 from bilevax._problem.rows import PerBlock, Shared
 from bilevax._problem.sampling import Sampler
+from bilevax._run.ill_posed import curvature_fault
 from bilevax._run.knobs import Knobs, is_number, rounded, shown
 from bilevax._step.slots import gather
 from bilevax._step.state import State
@@ -20,6 +21,7 @@ from bilevax._truth.few_blocks import affordable_blocks, require_slot_per_block,
 from bilevax._util import checks
 from bilevax._util.trees import PyTree
 from bilevax.solvers.base import AbstractSolver
+from bilevax.solvers.block_newton import BlockNewton
 
 _BLOCKS = 32
 _BLOCKS_OF_A_RISK = 512  # a few blocks say nothing about a tail or a rare group
@@ -30,6 +32,9 @@ _AT_REST = (
 _OFF = 0.02  # of F, by which the tracked f may differ from it
 _SMALL = 0.001  # of the decrease of F: less is of no interest, where F is nearly zero
 _MISLED = 0.9  # of the gradient, by which that with the tracked y and v may be off
+_ASTRAY, _STEEP = 0.25, 0.25  # the same, where ∇F(x) is still so large a share of ∇F(x0)
+_UNKNOWN = 0.9  # of v: more may mean that y(x) is not unique
+_MOST_ENTRIES = 2**27  # of all Hessians together, up to which Newton steps are worth a try
 _FEW_VISITS = 100  # of a block, before which x may be on its way
 _HARDLY_LESS = 0.5  # ‖∇F‖, as a share of that at x0
 _LEFT = 0.005  # of F, by which a further Newton step may change it
@@ -114,7 +119,8 @@ def verify(
     y, v = problem.split("state.y", state.y), problem.split("state.v", state.v)
     y, v = gather(y, chosen), {name: None if v[name] is None else gather(v[name], chosen) for name in v}
     x0 = jax.tree.map(lambda a, like: jnp.asarray(a, like.dtype), x0, state.x)
-    start = solve_few(problem, x0, y, dict.fromkeys(v), chosen)
+    # At x0 the multipliers of the run mean nothing, but with them both calls are one program.
+    start = solve_few(problem, x0, y, v, chosen)
     found = solve_few(problem, state.x, y, v, chosen)
     result = Verification(
         len(chosen),
@@ -136,11 +142,14 @@ def verify(
     spread = 0.0 if len(chosen) == problem.count else float(np.std(change)) / len(chosen) ** 0.5
     spread = np.inf if problem.risk is not None and len(chosen) < problem.count else spread
     done = int(state.step)
-    choices = _less_noise(problem, state.sampler), f"steps={4 * done} instead of {done}", _slower_x(solver)
+    better = _newton_steps(problem, y, solver) + _less_noise(problem, state.sampler)
+    choices = better, f"steps={4 * done} instead of {done}", _slower_x(solver)
     left = float(jnp.mean(jnp.maximum(found.left, start.left)))
-    message = _message(result, left, 2 * spread, *choices)
     rest = float(found.gradient / jnp.maximum(start.gradient, jnp.finfo(jnp.float32).tiny))
+    message = _message(result, left, rest, 2 * spread, *choices)
     message = message or _on_its_way(len(chosen), rest, done, state.sampler)
+    if not message and result.v_error > _UNKNOWN:
+        message = curvature_fault(problem, state.x, state.y)
     return dataclasses.replace(result, message=message)
 
 
@@ -169,9 +178,9 @@ def can_verify(problem: Problem) -> bool:
 
 
 def _message(
-    found: Verification, left: float, noise: float, less_noise: list[str], steps: str, upper: str
+    found: Verification, left: float, rest: float, noise: float, less_noise: list[str], steps: str, upper: str
 ) -> str:
-    """What is wrong, and what to try."""
+    """What is wrong, and what to try; `rest` is ‖∇F(x)‖/‖∇F(x0)‖."""
     of = f"on {found.blocks} blocks that were solved on all their rows"
     scale = max(abs(found.objective), abs(found.start - found.objective))
     if not (np.isfinite([found.objective, found.start]).all() and left <= _LEFT * scale):
@@ -193,7 +202,7 @@ def _message(
             f"{found.tracked:.4g} with the lower variables of the run, which are off by "
             f"{100 * found.y_error:.3g}%: try {_join([*less_noise, steps, upper])}"
         )
-    if found.gradient_error > _MISLED:
+    if found.gradient_error > (_ASTRAY if rest > _STEEP else _MISLED):
         return (
             f"x was moved along a wrong gradient: {of}, the gradient with the y and v of the run is off by "
             f"{found.gradient_error:.3g} times the larger one of ∇F(x) and ∇F(x0): try "
@@ -213,6 +222,18 @@ def _on_its_way(solved: int, rest: float, steps: int, sampler: Sampler) -> str:
         f"times that at x0, and a block was visited {visits:.3g} times on average: try "
         f"blocks_per_step={more} instead of {sampler.per_step}, or steps={4 * steps} instead of {steps}"
     )
+
+
+def _newton_steps(problem: Problem, y: PyTree, solver: AbstractSolver | None) -> list[str]:
+    """The method that does not mind badly conditioned lower problems, where it is another, and fits."""
+    sizes = [
+        sum(leaf[0].size for leaf in jax.tree.leaves(y[name]))
+        for name, level in problem.levels.items()
+        if level.has_hessian
+    ]
+    if solver is None or isinstance(solver, BlockNewton) or not sizes:
+        return []
+    return ["solver=bx.BlockNewton()"] if problem.count * max(sizes) ** 2 <= _MOST_ENTRIES else []
 
 
 def _less_noise(problem: Problem, sampler: Sampler) -> list[str]:

@@ -15,7 +15,8 @@ window before:
 - in between, noise decides where x goes: r stays, and the steps shrink as 1/√t, which averages noise out.
 
 Where f is certain to have risen, by more than z says that it should have fallen, the window ends at once. If
-x has caused it, x returns to where the window began, and waits there for y and v. What f and the lag of y
+x has caused it, or has left the best window far behind, x returns to where that window began: it may have run
+onto a plateau, from where no slope leads back. There it waits for y and v. What f and the lag of y
 still do while x waits is theirs: later windows are forgiven as much, and less and less, as 1/t.
 
 If y lags behind y(x), f is not F. To first order the difference is ⟨v, ∇_y g⟩, which a step knows, and by
@@ -37,8 +38,7 @@ units are moved as if they had the same.
 The lower variables of a block move only when the block is visited, with probability p per step. A window
 lasts several visits, so they can follow x, and what a window shows is not the effect of the one before. At
 first x waits for them, until f hardly changes from one window to the next, or some windows have passed; then
-r begins such that z predicts a small decrease of f. (Where f is zero at x0, it begins such that x moves by a
-thousandth of its size.)
+r begins such that z predicts a small decrease of f, and that x moves by a thousandth of its size at most.
 """
 
 from __future__ import annotations
@@ -59,7 +59,11 @@ _MOMENTUM = 0.1  # b
 _EARLY = 100  # t₀
 _FIRST_DECREASE = 1e-3  # of f, that z predicts for the first window
 _LEAST_WEIGHT = 0.1  # of the newest batch in z: less is of methods whose z has little noise
-_FIRST_MOVE = 1e-3  # of the size of x, where f is zero
+_FIRST_MOVE = 1e-3  # of the size of x, at most; where f is zero, exactly
+_BY_CHANCE = 1e-6  # of that, which the size of f should not make it fall below
+_NEAR = (
+    0.1  # of the size of x, or 1: a window in which x goes farther is no longer followed by a far faster one
+)
 _SHORTEST = 25  # steps of a window
 _VISITS = 5  # of a block, in a window
 _SHARE = 0.1  # of all steps so far, in a window
@@ -75,6 +79,7 @@ _PART = 0.08  # of a window's decrease of f, which counts as that of a visit whe
 _CAUSED = 30.0  # times the predicted change of f: more was not caused by x
 _RISE = 2.0  # standard errors of f
 _CERTAIN = 6.0  # standard errors of f, by which it is certain to have risen
+_ABOVE = 3.0  # standard errors of f, by which it may be above the best window
 _TELLING = 1.1  # times as far as in the window before: whether a rise of f responds to that
 
 
@@ -102,6 +107,8 @@ class Pace(NamedTuple):
       squares_then: n at the start of this window.
       resume: the step until which x waits, after it has returned to the start of a window.
       drift: by how much f and the size of its lag grew by step while x waited.
+      best: the values of f in the window with the lowest mean since x last returned; none at first.
+      best_origin: x at the start of that window.
     """
 
     count: Array
@@ -121,9 +128,12 @@ class Pace(NamedTuple):
     squares_then: PyTree
     resume: Array
     drift: Array
+    best: Array
+    best_origin: PyTree
 
 
-_Window = tuple[Array, PyTree, PyTree, Array, PyTree, Array]  # r, x and D before it, trend, n, a return
+# r, x and D before it, trend, n, f and x of the best window, whether x returns
+_Window = tuple[Array, PyTree, PyTree, Array, PyTree, Array, PyTree, Array]
 
 
 def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
@@ -155,7 +165,7 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
         origin = jax.tree.map(_wide, params)
         return Pace(
             start, zeros, zeros, zero, origin, zeros, none, none, start, none, zero, none, none, none[:2],
-            zeros, start, none[:2],
+            zeros, start, none[:2], none, origin,
         )  # fmt: skip
 
     def update(
@@ -186,19 +196,24 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
             return jnp.where(kept[0] > 0, kept[0], first).astype(dtype), direction
 
         def turned(kept: _Window) -> _Window:
-            scale, origin, covered_before, trend, then, _ = kept
+            scale, origin, covered_before, trend, then, best, best_origin, _ = kept
             here = jax.tree.map(_wide, params)
             covered = jax.tree.map(jnp.subtract, origin, here)
             now = _by_itself(state, covered, covered_before).astype(dtype)
             change, risen = _change(state, covered, covered_before, _goes_on(now, trend), chance)
-            back = certain & risen
-            old, new = (origin, covered_before, trend, then), (here, covered, now, squares)
+            back = risen & (certain | _is_lost(state))
+            better = (scale > 0) & ((best[0] == 0) | (state.values[1] < best[1]))
+            best = jnp.where(back, 0, jnp.where(better, state.values, best))
+            best_origin = jax.tree.map(lambda a, b: jnp.where(better & ~back, a, b), origin, best_origin)
+            old, new = (best_origin, covered_before, trend, then), (here, covered, now, squares)
             origin, covered, trend, then = jax.tree.map(lambda a, b: jnp.where(back, a, b), old, new)
-            return (scale * change).astype(dtype), origin, covered, trend, then, back
+            return (scale * change).astype(dtype), origin, covered, trend, then, best, best_origin, back
 
         none = jnp.zeros((), bool)
-        kept = state.scale, state.origin, state.covered_before, state.trend, state.squares_then, none
-        scale, origin, covered_before, trend, then, back = change_if(ended, turned, kept)
+        kept = state.scale, state.origin, state.covered_before, state.trend, state.squares_then
+        scale, origin, covered_before, trend, then, best, best_origin, back = change_if(
+            ended, turned, (*kept, state.best, state.best_origin, none)
+        )
         average, squares = change_if(back, lambda kept: (zeros_like(kept[0]), then), (average, squares))
         # x waits for three windows: from the second to the third f and the lag change by themselves.
         resume = jnp.where(back, state.count + 3 * shortest, state.resume)
@@ -218,7 +233,7 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
             squares,
             updates,
         )
-        moves = change_if(back, lambda moves: jax.tree.map(_way_back, moves, params, state.origin), moves)
+        moves = change_if(back, lambda moves: jax.tree.map(_way_back, moves, params, origin), moves)
 
         along = _inner(jax.tree.map(_wide, updates), covered_before)
         fresh = state.slope + (along - state.slope) / jnp.maximum(weight, _LEAST_WEIGHT)
@@ -243,6 +258,8 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
             then,
             resume,
             drift,
+            best,
+            best_origin,
         )
 
     return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
@@ -264,8 +281,10 @@ def _first_scale(state: Pace, slope: Array, params: PyTree, shortest: int) -> Ar
     dtype = state.scale.dtype
     decrease = _FIRST_DECREASE * jnp.abs(state.values[1])
     by_f, by_x = decrease / jnp.where(slope > 0, slope, jnp.inf), _FIRST_MOVE * _size(params, dtype)
-    # If so small a move of x changes f by a million times its size, that size is by chance: x0 is a zero.
-    return math.sqrt(_EARLY) / shortest * jnp.where(by_f < 1e-9 * by_x, by_x, by_f)
+    # Where f is so near zero that a tiny move of x changes it by far more, its size is by chance. Where it is
+    # so flat that x would have to go far, its size says nothing either: a constant may have been added to it.
+    first = jnp.where(by_f < _BY_CHANCE * by_x, by_x, jnp.minimum(by_f, jnp.maximum(by_x, _FIRST_MOVE)))
+    return math.sqrt(_EARLY) / shortest * first
 
 
 def _change(
@@ -302,7 +321,8 @@ def _change(
     # What f may have fallen by in the window, its noise included, says how much faster x may go at first.
     fallen = jnp.maximum(mean_before - mean, slope) + noise
     ample = jnp.clip(_AMPLE * jnp.abs(mean) / jnp.where(fallen > 0, fallen, jnp.inf), _GROW, _FASTEST)
-    grow = jnp.where(state.count < _FIRST_WINDOWS * shortest_window(chance), ample, _GROW)
+    near = _size(covered, mean.dtype, 0.0) < _NEAR * jnp.maximum(_size(state.origin, mean.dtype), 1)
+    grow = jnp.where(near & (state.count < _FIRST_WINDOWS * shortest_window(chance)), ample, _GROW)
     return jnp.where(too_fast, _SHRINK, jnp.where(onward, grow, 1.0)), risen
 
 
@@ -313,6 +333,13 @@ def _has_certainly_risen(state: Pace, shortest: int) -> Array:
     rise = mean - mean_before - _forgiven(state)[0]
     known = (state.scale > 0) & (many >= shortest) & (many_before > 0)
     return known & (rise > _CERTAIN * jnp.sqrt(variance)) & (rise > jnp.abs(state.slopes[1]))
+
+
+def _is_lost(state: Pace) -> Array:
+    """Whether f is far above the best window, by its noise."""
+    (many, mean, spread), (many_best, mean_best, spread_best) = state.values, state.best
+    variance = spread / jnp.maximum(many, 1) ** 2 + spread_best / jnp.maximum(many_best, 1) ** 2
+    return (many_best > 0) & (mean - mean_best - _forgiven(state)[0] > _ABOVE * jnp.sqrt(variance))
 
 
 def _drift(state: Pace) -> Array:
@@ -362,12 +389,12 @@ def _rise(state: Pace) -> Array:
     return jnp.where(state.values_before[0] > 0, state.values[1] - state.values_before[1], 0)
 
 
-def _size(params: PyTree, dtype: Any) -> Array:
-    """The root mean square of the entries of x; 1 if they are all zero, or not known."""
+def _size(params: PyTree, dtype: Any, nothing: float = 1.0) -> Array:
+    """The root mean square of the entries of a tree; where they are all zero, what is given for that."""
     leaves = [leaf for leaf in jax.tree.leaves(params) if leaf.size]
     total = sum((jnp.sum(jnp.square(_wide(leaf))) for leaf in leaves), jnp.zeros(()))
     size = jnp.sqrt(total / max(sum(leaf.size for leaf in leaves), 1))
-    return jnp.where(size > 0, size, 1).astype(dtype)
+    return jnp.where(size > 0, size, nothing).astype(dtype)
 
 
 def _with(values: Array, value: Array) -> Array:

@@ -23,6 +23,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from bilevax._problem.problem import Problem
@@ -206,7 +207,7 @@ def renew_smoothness(
 
 def _fixed() -> Stream:
     """The same random numbers in every run: what is estimated must not depend on the run's key."""
-    return Stream(jnp.uint32(0xF29A4FA7), jnp.uint32(0xFA843692))
+    return Stream(np.uint32(0xF29A4FA7), np.uint32(0xFA843692))
 
 
 def _streams(random: Stream, sample: Sample, sampler: Sampler) -> Stream:
@@ -537,9 +538,9 @@ def _probe(problem: Problem, sampler: Sampler) -> Sample:
     count = min(size, -(-_BLOCKS // ((sampler.strata or 1) * sampler.devices)))
 
     def of_stratum(place: Any) -> Sample:
-        chosen = permuted(sampler.stream(_fixed(), place), jnp.arange(count), size)
+        chosen = permuted(sampler.stream(_fixed(), place), np.arange(count), size)
         every = sampler.random.at(POWER)
-        random, blocks = sampler.stream(every, place), place * size + chosen
+        random, blocks = sampler.stream(every, place), jnp.asarray(place * size + chosen)
         return sampler.visit(problem, blocks, random, sampler.batch_size, common=every)
 
     return sampler.probe(problem, lambda: sampler.by_stratum(of_stratum))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -25,9 +24,11 @@ from bilevax._truth.lower_solve import Solved, solve_lower_problem
 from bilevax._truth.own_solve import Minimised, own_levels, solve_own
 from bilevax._truth.saddle_solve import indefinite_inverse, solve_saddle
 from bilevax._truth.set_solve import multiplier_within, projection, solve_within
+from bilevax._util.hurried import HurriedJit
 from bilevax._util.trees import PyTree, combine, norm
 
 _ENTRIES = 2**22  # of the rows of all blocks that are solved at once
+_PASSES = 20  # over them, about: Newton steps, whose Hessians are products of matrices
 
 
 class Truth(NamedTuple):
@@ -53,8 +54,15 @@ class Truth(NamedTuple):
     gradient_error: Array
 
 
-@eqx.filter_jit
 def solve_few(
+    problem: Problem, x: PyTree, y: dict[str, PyTree], v: dict[str, PyTree], blocks: Array
+) -> Truth:
+    """Solves some blocks at x: see `_solve_few`; compiled once for all x of the same shapes."""
+    work = _PASSES * blocks.size * _entries_of_a_block(problem)
+    return _compiled(problem, x, y, v, blocks, work=work)
+
+
+def _solve_few(
     problem: Problem, x: PyTree, y: dict[str, PyTree], v: dict[str, PyTree], blocks: Array
 ) -> Truth:
     """Solves some blocks at x.
@@ -88,13 +96,19 @@ def solve_few(
     )
 
 
+_compiled = HurriedJit(_solve_few)
+
+
 def affordable_blocks(problem: Problem, most: int) -> int:
     """How many blocks can be solved at once at little cost, at most; 0 if one has too many rows."""
+    return min(most, _ENTRIES // max(_entries_of_a_block(problem), 1))
+
+
+def _entries_of_a_block(problem: Problem) -> int:
+    """The numbers in all rows of a block."""
     shapes = all_rows(problem).one_block(problem, None, slots=False)
-    entries = sum(
-        leaf.size for batch in (shapes.upper, *shapes.lower.values()) for leaf in jax.tree.leaves(batch.rows)
-    )
-    return min(most, _ENTRIES // max(entries, 1))
+    batches = (shapes.upper, *shapes.lower.values())
+    return sum(leaf.size for batch in batches for leaf in jax.tree.leaves(batch.rows))
 
 
 def require_slot_per_block(problem: Problem, caller: str) -> None:

@@ -62,17 +62,17 @@ def solve_lower_problem(value: Value, start: Array) -> Solved:
 def _dense(value: Value, start: Array) -> Solved:
     """Newton steps, with damping that grows where a step would not lower the value (Levenberg)."""
     rounding = 4 * float(jnp.finfo(start.dtype).eps)
-    slope = jax.grad(value)
+    both = jax.value_and_grad(value)
 
     def step(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
         at, damping, count, _ = carry
-        now, gradient = value(at), slope(at)
+        now, gradient = both(at)
         inverse = _inverse(value, at, damping)
         move = inverse(gradient)
         after = at - move
-        then = value(after)
+        then, left = both(after)
         # Near the minimum the value has no digits left to fall; the gradient still has.
-        falls = (then < now) | (jnp.vdot(slope(after), inverse(slope(after))) < jnp.vdot(gradient, move))
+        falls = (then < now) | (jnp.vdot(left, inverse(left)) < jnp.vdot(gradient, move))
         good = jnp.isfinite(then) & (then <= now + rounding * jnp.abs(now)) & falls
         predicted = jnp.vdot(gradient, move) / 2
         enough = good & (2 * predicted <= rounding**2 * jnp.abs(now))
@@ -87,7 +87,7 @@ def _dense(value: Value, start: Array) -> Solved:
     begun = (start, jnp.full((), _DAMPING, start.dtype), jnp.zeros((), jnp.int32), jnp.ones((), bool))
     found = jax.lax.while_loop(lambda now: now[3] & (now[2] < _STEPS), step, begun)[0]
     inverse = _inverse(value, found, jnp.full((), rounding, start.dtype))
-    return Solved(found, inverse(slope(found)), inverse)
+    return Solved(found, inverse(jax.grad(value)(found)), inverse)
 
 
 def descend_within(value: Value, project: Callable[[Array], Array], start: Array) -> Array:

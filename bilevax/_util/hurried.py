@@ -21,6 +21,7 @@ FEW = 15_000_000  # numbers: a program that reads more, in all, is worth some se
 _OPTIONS: dict[str, str | bool] = {
     "xla_backend_optimization_level": "0",
     "xla_cpu_use_fusion_emitters": False,
+    "xla_cpu_parallel_codegen_split_count": "1",  # parts for many threads take longer together
 }
 
 

@@ -19,7 +19,7 @@ from bilevax.solvers.f2sa import F2SA
 from bilevax.solvers.mmbo import MMBO
 
 _NARROW = 64  # lower variables of a block, up to which a step can always afford to factorise Hessians
-_MOST_WORK = 2**26  # products in a step, up to which it can afford that for more variables
+_MOST_WORK = 2**28  # products in a step, up to which it can afford that for more variables
 _MOST = 2**26  # entries of all Hessians together
 
 

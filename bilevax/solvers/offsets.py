@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,6 +26,7 @@ from bilevax._step.coefficients import FIRST_STEP, evaluate
 from bilevax._step.slots import gather
 from bilevax._step.smoothness import random_like
 from bilevax._step.trackers import Tracker
+from bilevax._util.hurried import HurriedJit
 from bilevax._util.per_entry import PerEntry
 from bilevax._util.trees import PyTree, inner, norm, zeros_like
 from bilevax.solvers.base import AbstractSolver
@@ -116,28 +116,31 @@ def _follows(
     problem: Problem, name: str, part: PartOf, x: PyTree, y: dict[str, PyTree], sampler: Sampler
 ) -> Array:
     """Whether lower solutions move along with a part of x, in most of a few blocks."""
+    return _cosine(problem, name, part, sampler, x, y[name]) > _ALONG
+
+
+@HurriedJit
+def _cosine(problem: Problem, name: str, part: PartOf, sampler: Sampler, x: PyTree, y: PyTree) -> Array:
+    """Of how a part of x and the lower solutions move, the median of a few blocks."""
     count = min(_BLOCKS, problem.count)
     blocks = jnp.asarray(np.unique(np.linspace(0, problem.count - 1, count).round().astype(int)))
 
-    def look(problem: Problem, sampler: Sampler, x: PyTree, y: PyTree) -> Array:
-        def cosine(view: BlockView, y: PyTree) -> Array:
-            r = random_like(Stream(jnp.uint32(0), jnp.uint32(1)), y)
-            along = part.put(zeros_like(x), jax.tree.map(lambda a, b: a.astype(b.dtype), r, part(x)))
+    def cosine(view: BlockView, y: PyTree) -> Array:
+        r = random_like(Stream(np.uint32(0), np.uint32(1)), y)
+        along = part.put(zeros_like(x), jax.tree.map(lambda a, b: a.astype(b.dtype), r, part(x)))
 
-            def gradient(x: PyTree) -> PyTree:
-                return jax.grad(lambda y: view.at(x).g(name, y))(y)
+        def gradient(x: PyTree) -> PyTree:
+            return jax.grad(lambda y: view.at(x).g(name, y))(y)
 
-            pushed = jax.jvp(gradient, (x,), (along,))[1]
-            sizes = norm(pushed) * norm(r)
-            curved = jax.jvp(jax.grad(lambda y: view.g(name, y)), (y,), (r,))[1]
-            share = -inner(pushed, r) / jnp.abs(inner(curved, r))
-            in_units_of_y = (share > _LEAST_SHARE) & (share < _MOST_SHARE)
-            return jnp.where(in_units_of_y, -inner(pushed, r) / jnp.where(sizes > 0, sizes, 1), 0)
+        pushed = jax.jvp(gradient, (x,), (along,))[1]
+        sizes = norm(pushed) * norm(r)
+        curved = jax.jvp(jax.grad(lambda y: view.g(name, y)), (y,), (r,))[1]
+        share = -inner(pushed, r) / jnp.abs(inner(curved, r))
+        in_units_of_y = (share > _LEAST_SHARE) & (share < _MOST_SHARE)
+        return jnp.where(in_units_of_y, -inner(pushed, r) / jnp.where(sizes > 0, sizes, 1), 0)
 
-        def some() -> Sample:
-            return sampler.visit(problem, blocks, sampler.random.at(START), sampler.batch_size)
+    def some() -> Sample:
+        return sampler.visit(problem, blocks, sampler.random.at(START), sampler.batch_size)
 
-        sample = sampler.probe(problem, some)
-        return jnp.median(each_block(problem, x, sample, cosine, gather(y, sample.blocks)))
-
-    return eqx.filter_jit(look)(problem, sampler, x, y[name]) > _ALONG
+    sample = sampler.probe(problem, some)
+    return jnp.median(each_block(problem, x, sample, cosine, gather(y, sample.blocks)))
