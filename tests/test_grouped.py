@@ -199,7 +199,8 @@ def test_sums_of_squares_give_what_newton_steps_on_rows_give(form, doubles):
     for name in x:
         np.testing.assert_allclose(gradient[name], expected[name], atol=1e-9)
     fits = fit_groups(panel, prior, loss, x, variance=True)
-    coef, share, variance = fit_tiles(panel, prior, loss, x, variance=True)
+    coef, share, variance, unsolved = fit_tiles(panel, prior, loss, x, variance=True)
+    assert unsolved == 0
     np.testing.assert_allclose(fits.coef, coef, atol=1e-9)
     np.testing.assert_allclose(fits.share, share, atol=1e-9)
     np.testing.assert_allclose(fits.variance, variance, atol=1e-9)
@@ -628,7 +629,8 @@ def test_sparse_weights_counts_own_losses_and_no_groups():
     assert own.fit(X, y, groups=of).score(X, y, groups=of) > 0.9
     with pytest.raises(TypeError, match="loss must be given by name for a model to be saved"):
         own.save("never written")
-    alone = GroupedRegressor(**short).fit(X[:, :1], X[:, 0] * 2 + 1)
+    with pytest.warns(UserWarning, match="all rows are one group"):
+        alone = GroupedRegressor(**short).fit(X[:, :1], X[:, 0] * 2 + 1)
     np.testing.assert_allclose(alone.predict(X[:5, :1]), X[:5, 0] * 2 + 1, atol=0.05)
 
 
@@ -756,6 +758,7 @@ CHECKS = (
 )
 
 
+@pytest.mark.filterwarnings("ignore:groups were not given")
 @pytest.mark.parametrize("kind", [GroupedRegressor, GroupedClassifier])
 def test_scikit_learns_checks_pass(kind):
     # Those of the classifier pass too, but for the equivalence of a weight of two and a repeated row, which

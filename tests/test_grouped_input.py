@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
@@ -155,3 +156,60 @@ def test_counts_of_zero_and_classes_that_are_no_text(tmp_path):
     model.classes_ = model.classes_.astype(object)
     with pytest.raises(TypeError, match="classes must be numbers or strings to be saved, got False"):
         model.save(tmp_path / "other.npz")
+
+
+def test_wrong_targets_do_not_spoil_a_robust_fit(fitted):
+    _, X, y, of = fitted
+    wrong = y.copy()
+    wrong[::25] += 1e5
+    model = GroupedRegressor(loss="huber", prior="ridge", random_state=0).fit(X, wrong, groups=of)
+    assert np.median(np.abs(model.predict(X, groups=of) - y)) < 0.5
+
+
+def test_a_loss_that_cannot_be_minimised_is_warned_of(fitted):
+    _, X, y, of = fitted
+    model = GroupedRegressor(loss=lambda found, target: jnp.abs(found - target), prior="ridge", max_iter=3)
+    with pytest.warns(UserWarning, match="could not be fitted well: the loss must be smooth and convex"):
+        model.fit(X, y, groups=of)
+    assert np.abs(model.predict(X, groups=of)).max() < 100
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda found, target: float(found), "ConcretizationTypeError"),
+        (lambda found: found, "takes 1 positional argument"),
+        (lambda found, target: jnp.ones(3) * found, r"an array of shape \(3,\)"),
+    ],
+)
+def test_a_loss_that_is_no_function_of_jax_is_refused(fitted, loss, said):
+    _, X, y, of = fitted
+    with pytest.raises(TypeError, match=f"loss must be a function .* that returns one number.*{said}"):
+        GroupedRegressor(loss=loss).fit(X, y, groups=of)
+
+
+def test_features_and_targets_beyond_floating_point_are_refused(fitted):
+    _, X, y, of = fitted
+    with pytest.raises(ValueError, match="X must be of a size whose square is finite"):
+        GroupedRegressor().fit(1e200 * X, y, groups=of)
+    with pytest.raises(ValueError, match="y must be of a size whose square is finite"):
+        GroupedRegressor().fit(X, 1e200 * y, groups=of)
+
+
+def test_a_frame_as_groups_is_refused(fitted):
+    _, X, y, of = fitted
+    with pytest.raises(ValueError, match=r"groups must be one-dimensional, got shape \(240, 1\)"):
+        GroupedRegressor().fit(X, y, groups=pd.DataFrame({"shop": of}))
+
+
+def test_a_fit_without_groups_is_warned_of(fitted):
+    _, X, y, _ = fitted
+    with pytest.warns(UserWarning, match=r"all rows are one group.*set_fit_request\(groups=True\)"):
+        GroupedRegressor(prior="ridge", max_iter=1).fit(X, y)
+
+
+def test_intervals_from_few_rows_are_warned_of(fitted):
+    _, X, y, of = fitted
+    few = GroupedRegressor(prior="ridge", max_iter=1).fit(X[:24], y[:24], groups=of[:24])
+    with pytest.warns(UserWarning, match="there are 24 only: they may be far too narrow"):
+        few.predict_interval(X[:2], groups=of[:2])

@@ -188,11 +188,22 @@ def _logistic(split: Split, piece: Piece, priors: tuple[str, ...]) -> dict[str, 
 
 def _quantile(split: Split, piece: Piece, quantile: float) -> dict[str, Method]:
     if piece.kind == BASELINES:
-        return dict(quantile_baselines(split, quantile, piece.seed))
+        return _rounded(split, quantile_baselines(split, quantile, piece.seed))
     if piece.kind == BOOSTING:
-        return dict(boosted_quantiles(split, quantile, piece.seed))
+        return _rounded(split, boosted_quantiles(split, quantile, piece.seed))
     given: dict[str, Any] = {"loss": "quantile", "quantile": quantile}
     return _with_and_without(split, piece.seed, **given)
+
+
+def _rounded(split: Split, methods: dict[str, Callable[[], np.ndarray]]) -> dict[str, Method]:
+    """The methods, and where targets are whole numbers, what they predict rounded to those that occur."""
+    y, out = split.train.y, dict[str, Method]()
+    for name, method in methods.items():
+        once = functools.cache(method)
+        out[name] = once
+        if (y == np.round(y)).all():
+            out[f"{name}, rounded"] = lambda once=once: np.clip(np.round(once()), y.min(), y.max())
+    return out
 
 
 def _metadata(split: Split, piece: Piece) -> dict[str, Method]:

@@ -26,24 +26,24 @@ from bilevax.applications import interrupted
 from bilevax.applications.grouped import plots
 from bilevax.applications.grouped.group_index import GroupIndex, checked
 from bilevax.applications.grouped.learning import (
+    Fits,
     Judging,
+    Learnt,
     fit_groups,
     held_out_errors,
     learn,
     prior_errors,
 )
-from bilevax.applications.grouped.losses import Loss
+from bilevax.applications.grouped.losses import Loss, check_loss
 from bilevax.applications.grouped.metadata import Encoder
 from bilevax.applications.grouped.panel import Panel, Scaling
 from bilevax.applications.grouped.priors import FORMS, Prior
 
 _FULL_SIZE, _FULL_GROUPS = 32, 10  # "auto" is "full" for so many features, and so many groups per feature
 _STORED = 2**26  # the most entries of the variances of all groups
-_JUDGED, _JUDGED_ROWS = (
-    (300, 5_000),
-    50_000,
-)  # groups whose held-out errors make the intervals, and their rows
+_JUDGED, _JUDGED_ROWS = (300, 5_000), 20_000  # groups and rows whose held-out errors make the intervals
 _QUANTILES = 2_001
+_UNSOLVED = 0.01  # share of groups that are not fitted well, beyond which one is warned
 _ENTRIES = 2**26  # of the sums of products of all folds that a prior is learnt from, at most
 _PREDICTED = 2**16  # rows that are predicted together
 _FLOATS = (np.float64, np.float32)  # of X: single precision is not copied
@@ -92,6 +92,13 @@ class GroupedModel(BaseEstimator):
         """Fits everything; `target` is a vector of numbers, and rows without weight are gone."""
         random = check_random_state(self.random_state)
         seed = int(random.randint(2**31 - 1))
+        if groups is None:
+            warnings.warn(
+                "groups were not given, so that all rows are one group; scikit-learn's searches pass groups "
+                "on with metadata routing only: set_fit_request(groups=True)",
+                UserWarning,
+                stacklevel=4,
+            )
         names = np.zeros(len(X), int) if groups is None else groups
         index = GroupIndex.of(names, len(X))
         codes = index.codes(names, len(X))
@@ -101,8 +108,11 @@ class GroupedModel(BaseEstimator):
             raise ValueError("prior is a function of metadata, so metadata must be given, got None")
         known = self._known(metadata, list(index.place))
         self._scaling = Scaling.of(X, target, weight, targets=self._scales_target())
-        panel = Panel.by_group(X, target, weight, codes, known, self._scaling)
-        self._look_at(panel)
+        self._level = self._level_of(target, weight)
+        if callable(self.loss):
+            check_loss(self._loss)
+        panel = Panel.by_group(X, target / self._level, weight, codes, known, self._scaling)
+        panel = self._look_at(panel)
         self._prior = self._form(panel)
         most = int(self.prior_groups)
         if self._loss.quadratic:
@@ -129,16 +139,21 @@ class GroupedModel(BaseEstimator):
         judge, sums = learnt.judge, learnt.sums if part is panel else None
         fits = fit_groups(panel, self._prior, self._loss, self._x, variance=stored, sums=sums)
         self._beta, self.shrinkage_, self._variance = fits.coef, fits.share, fits.variance
-        self._errors, self._prior_errors, self._noise = np.zeros(0), np.zeros(0), 1.0
+        self._warn_of_unsolved(fits)
+        # A Poisson loss that is divided by its level has so much less noise.
+        self._errors, self._prior_errors, self._noise = np.zeros(0), np.zeros(0), self._level**-0.5
+        self._judged = 0  # rows
         if self._has_intervals():
-            few = int(np.clip(_JUDGED_ROWS * part.groups / len(part.target), *_JUDGED))
+            few = judged_groups(part)
             errors, weights = held_out_errors(judge, self._x, few, seed)
+            self._judged = len(errors)
             self._noise = float(np.sqrt(np.average(errors**2, weights=weights)))
             shares = np.linspace(0, 1, _QUANTILES)
             self._errors = _weighted_quantiles(errors, weights, shares)
             some = part.some(few, seed)
             own = prior_errors(some, self._prior, self._x)
             self._prior_errors = _weighted_quantiles(own, some.weight, shares)
+        self._find_steps(part, learnt, seed)
         self.history_, self.n_iter_ = np.asarray(learnt.history), max(learnt.steps, 1)
         self.outcome_ = learnt.outcome
         self._publish()
@@ -158,8 +173,9 @@ class GroupedModel(BaseEstimator):
         new = GroupIndex.of(names, len(X))
         ids = list(new.place)
         codes, known = new.codes(names, len(X)), self._known(metadata, ids)
-        panel = Panel.by_group(X, target, weight, codes, known, self._scaling)
+        panel = Panel.by_group(X, target / self._level, weight, codes, known, self._scaling)
         fits = fit_groups(panel, self._prior, self._loss, self._x, variance=self._variance is not None)
+        self._warn_of_unsolved(fits)
         old = [place for one, place in self._index.place.items() if one not in new.place]
         kept = [one for one in self._index.place if one not in new.place]
         out._index = GroupIndex(kept + ids)
@@ -205,8 +221,17 @@ class GroupedModel(BaseEstimator):
                 stacklevel=4,
             )
 
-    def _predictors(self, X: Any, groups: Any, metadata: Any) -> np.ndarray:
-        """Linear predictors (n, columns) in the model's units."""
+    def _warn_of_unsolved(self, fits: Fits) -> None:
+        if fits.unsolved > _UNSOLVED * len(fits.coef):
+            warnings.warn(
+                f"{fits.unsolved} of {len(fits.coef)} groups could not be fitted well: the loss must be "
+                "smooth and convex",
+                UserWarning,
+                stacklevel=4,
+            )
+
+    def _predictors(self, X: Any, groups: Any, metadata: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """X, linear predictors (n, columns) in the model's units, and the codes of the rows' groups."""
         X, codes = self._checked_groups(X, groups)
         eta, unseen = np.empty((len(X), self._prior.columns)), np.flatnonzero(codes < 0)
         for first in range(0, len(X), _PREDICTED):  # a row's coefficients take as much memory as the row
@@ -220,7 +245,7 @@ class GroupedModel(BaseEstimator):
                 known = self._known(metadata, [names[row] for row in unseen])
                 beta = beta + np.tensordot(known, self._x["known"], 1)
             eta[unseen] = np.einsum("nd,ndc->nc", self._scaling.rows(X[unseen]), beta)
-        return eta
+        return X, eta, codes
 
     def _known(self, metadata: Any, groups: list[Any]) -> np.ndarray:
         """The metadata of groups as numbers."""
@@ -250,6 +275,7 @@ class GroupedModel(BaseEstimator):
         self.groups_ = self._index.ids
         coef, intercept = self._scaling.coefficients(self._beta)
         mean, level = self._scaling.coefficients(np.asarray(self._x["mean"]))
+        intercept, level = intercept + np.log(self._level), level + np.log(self._level)
         spread = self._prior.matrix(self._x)
         turn = self._scaling.linear_map() @ spread * self._noise
         covariance = turn @ turn.T
@@ -323,8 +349,17 @@ class GroupedModel(BaseEstimator):
     def _has_intervals(self) -> bool:
         raise NotImplementedError
 
-    def _look_at(self, panel: Panel) -> None:
-        """Notes what the loss depends on besides the parameters."""
+    def _level_of(self, target: np.ndarray, weight: np.ndarray) -> float:
+        """What targets are divided by before all else, for losses with a logarithm as link."""
+        return 1.0
+
+    def _look_at(self, panel: Panel) -> Panel:
+        """Notes what the loss depends on besides the parameters; the panel, with its targets in other units
+        if need be."""
+        return panel
+
+    def _find_steps(self, panel: Panel, learnt: Learnt, seed: int) -> None:
+        """Finds by which steps targets of few values are predicted, if any."""
 
     def _make_loss(self) -> Loss:
         raise NotImplementedError
@@ -339,6 +374,11 @@ class _NewGroup:
 
     def __repr__(self) -> str:
         return "<a new group>"
+
+
+def judged_groups(panel: Panel) -> int:
+    """How many groups have enough rows to tell how far predictions of held-out rows are off."""
+    return int(np.clip(_JUDGED_ROWS * panel.groups / len(panel.target), *_JUDGED))
 
 
 def _most_groups(size: int, folds: int) -> int:

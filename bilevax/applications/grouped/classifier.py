@@ -159,7 +159,7 @@ class GroupedClassifier(ClassifierMixin, GroupedModel):
 
     def decision_function(self, X: Any, groups: Any = None, metadata: Any = None) -> np.ndarray:
         """Logits: of the second of two classes, (n,), or of all classes, (n, C)."""
-        eta = self._predictors(X, groups, metadata)
+        eta = self._predictors(X, groups, metadata)[1]
         return eta[:, 0] if eta.shape[1] == 1 else eta
 
     def predict_proba(self, X: Any, groups: Any = None, metadata: Any = None) -> np.ndarray:

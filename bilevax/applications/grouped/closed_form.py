@@ -27,7 +27,6 @@ F does if the model is near the truth; F tells more if it is not.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -35,6 +34,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from bilevax.applications.grouped import block_systems
+from bilevax.applications.grouped.block_systems import tiled, untiled
 from bilevax.applications.grouped.blocks import Blocks
 from bilevax.applications.grouped.device_sums import device_sums, on_accelerator
 from bilevax.applications.grouped.panel import Panel
@@ -42,8 +43,8 @@ from bilevax.applications.grouped.priors import Prior, X
 from bilevax.applications.grouped.sums import BlockSums, group_sums
 from bilevax.applications.grouped.tiles import power_of_two
 
-_MOST, _ENTRIES = 2**11, 2**19  # blocks of a chunk, and entries of their matrices: these stay in a cache
-_WIDER = 16  # times as many on an accelerator, which does not wait for the host then
+_MOST, _ENTRIES = 2**9, 2**19  # blocks of a chunk, and entries of their matrices
+_WIDER = 64  # times as many on an accelerator, which does not wait for the host then
 
 
 class Normal(NamedTuple):
@@ -98,7 +99,8 @@ class SquaredCrossValidation:
                 part = slice(first, first + size)
                 held = self.sums.held[part] * blocks.judged[part, None, None]
                 arrays = (self.sums.kept[part], held, blocks.panel.known[blocks.group[part]])
-                self.chunks.append(tuple(jnp.asarray(_padded(one, size)) for one in arrays))
+                tiles = (tiled(_padded(one, size), prior.size + 1) for one in arrays)
+                self.chunks.append(tuple(jnp.asarray(one) for one in tiles))
 
     def part(self, places: np.ndarray) -> SquaredCrossValidation:
         """F of some blocks."""
@@ -113,7 +115,7 @@ class SquaredCrossValidation:
         """F(x) and ∇F(x)."""
         normal = Normal.of(self.prior, x)
         with jax.enable_x64(True):
-            found = [_judge(*chunk, *normal) for chunk in self.chunks]
+            found = [block_systems.judge(*chunk, *normal) for chunk in self.chunks]
         value, by_precision, by_mean, by_known = _added(found)
         gradient = normal.gradient(self.prior, x, by_precision, by_mean, by_known)
         if self.evidence is not None:
@@ -141,14 +143,15 @@ class Evidence:
         with jax.enable_x64(True):
             for first in range(0, len(total), size):
                 arrays = (_padded(one[first : first + size], size) for one in (total, known))
-                real = np.arange(first, first + size) < len(total)
-                self.chunks.append(tuple(jnp.asarray(one) for one in (*arrays, real * 1.0)))
+                real = (np.arange(first, first + size) < len(total)) * 1.0
+                tiles = (tiled(one, prior.size + 1) for one in (*arrays, real))
+                self.chunks.append(tuple(jnp.asarray(one) for one in tiles))
 
     def value_and_gradient(self, x: X) -> tuple[float, X]:
         """E(x) and ∇E(x)."""
         normal, spread = Normal.of(self.prior, x), self.prior.matrix(x)
         with jax.enable_x64(True):
-            found = [_explained(*chunk, *normal) for chunk in self.chunks]
+            found = [block_systems.explained(*chunk, *normal) for chunk in self.chunks]
         left, size, off, inverse, by_mean, by_known = _added(found)
         covariance = spread @ spread.T
         grown = np.exp((size + self.groups * np.linalg.slogdet(covariance)[1]) / self.weight)
@@ -172,17 +175,18 @@ def fit_sums(
         for first in range(0, panel.groups, size):
             part = slice(first, min(first + size, panel.groups))
             if sums is not None:
-                own = jnp.asarray(_padded(sums[part], size))
+                own = _padded(sums[part], size)
             elif on_accelerator():
                 own = device_sums(panel, part.start, part.stop, size)
             else:
-                own = jnp.asarray(_padded(group_sums(panel.part(np.arange(part.start, part.stop))), size))
-            known = jnp.asarray(_padded(panel.known[part], size))
-            found = _fit(own, known, *normal, between, variance)
+                own = _padded(group_sums(panel.part(np.arange(part.start, part.stop))), size)
+            known = _padded(panel.known[part], size)
+            tiles = (jnp.asarray(tiled(one, d + 1)) for one in (own, known))
+            found = block_systems.fit(*tiles, *normal, between, variance)
             count = part.stop - part.start
-            coef[part, :, 0], share[part] = (np.asarray(one)[:count] for one in found[:2])
+            coef[part, :, 0], share[part] = (untiled(one)[:count] for one in found[:2])
             if spreads is not None:
-                spreads[part] = np.asarray(found[2])[:count]
+                spreads[part] = untiled(found[2])[:count]
     return coef, share, spreads
 
 
@@ -223,76 +227,3 @@ def _padded(array: np.ndarray, size: int) -> np.ndarray:
 def _added(found: list[tuple[Array, ...]]) -> tuple[Any, ...]:
     """The sums of what programs returned for every chunk."""
     return tuple(sum(map(np.asarray, part)) for part in zip(*found, strict=True))
-
-
-def _inverse(matrices: Array) -> tuple[Array, Array]:
-    """Of positive definite matrices, all at once, by sweeping one pivot after the other; and the logarithms
-    of their determinants, from the pivots.
-
-    Arithmetic on all blocks, with the blocks last: batches of factorisations may wait for each other on a
-    CPU, and one after the other takes twice as long.
-    """
-
-    def sweep(k: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        a, size = carry
-        pivot, row, column = a[k, k], a[k] / a[k, k], a[:, k]
-        a = (a - column[:, None] * row).at[:, k].set(-column / pivot)
-        return a.at[k].set(row).at[k, k].set(1 / pivot), size + jnp.log(pivot)
-
-    start = jnp.moveaxis(matrices, 0, -1), jnp.zeros(len(matrices), matrices.dtype)
-    swept, size = jax.lax.fori_loop(0, matrices.shape[-1], sweep, start)
-    return jnp.moveaxis(swept, -1, 0), size
-
-
-def _solution(matrices: Array, inverse: Array, right: Array) -> Array:
-    """The inverse times a vector, per block, refined once: a sweep loses more digits than a factorisation."""
-    first = jnp.einsum("bde,be->bd", inverse, right)
-    return first + jnp.einsum("bde,be->bd", inverse, right - jnp.einsum("bde,be->bd", matrices, first))
-
-
-@jax.jit
-def _judge(
-    kept: Array, held: Array, known: Array, P: Array, centre: Array, slopes: Array
-) -> tuple[Array, ...]:
-    """The sum of f over some blocks, and its gradients in P, the mean and the slopes."""
-    d = len(P)
-    K, k, H, h, c = kept[:, :d, :d], kept[:, :d, d], held[:, :d, :d], held[:, :d, d], held[:, d, d]
-    mean, matrices = centre + known @ slopes, K + P
-    inverse, _ = _inverse(matrices)
-    beta = _solution(matrices, inverse, k + mean @ P)
-    by_beta = jnp.einsum("bde,be->bd", H, beta) - h
-    q = _solution(matrices, inverse, by_beta)
-    value = 0.5 * (jnp.sum(beta * (by_beta - h)) + jnp.sum(c))
-    by_mean = q @ P
-    return value, q.T @ (mean - beta), jnp.sum(by_mean, 0), known.T @ by_mean
-
-
-@jax.jit
-def _explained(
-    total: Array, known: Array, real: Array, P: Array, centre: Array, slopes: Array
-) -> tuple[Array, ...]:
-    """What E and its gradient need of some groups, `real` ones: sums of what is left, of log |A + P|, of
-    (μ − β)(μ − β)ᵀ and (A + P)⁻¹, and the gradients in the mean and the slopes."""
-    d = len(P)
-    mean, matrices = centre + known @ slopes, total[:, :d, :d] + P
-    inverse, size = _inverse(matrices)
-    beta = _solution(matrices, inverse, total[:, :d, d] + mean @ P)
-    off = (mean - beta) * real[:, None]
-    pull = off @ P
-    left = jnp.sum(total[:, d, d]) - jnp.sum(total[:, :d, d] * beta) + jnp.sum(mean * pull)
-    inverses = jnp.einsum("b,bde->de", real, inverse)
-    return left, size @ real, off.T @ off, inverses, jnp.sum(pull, 0), known.T @ pull
-
-
-@functools.partial(jax.jit, static_argnums=6)
-def _fit(
-    sums: Array, known: Array, P: Array, centre: Array, slopes: Array, between: Array, variance: bool
-) -> tuple[Array, ...]:
-    """The coefficients of some groups, the share of the variances `between` groups that their rows
-    account for, and the variances."""
-    d = len(P)
-    matrices = sums[:, :d, :d] + P
-    left, _ = _inverse(matrices)
-    coef = _solution(matrices, left, sums[:, :d, d] + (centre + known @ slopes) @ P)
-    share = jnp.mean(1 - jnp.diagonal(left, axis1=1, axis2=2) / between, 1)
-    return coef, share, left if variance else jnp.zeros(())

@@ -71,7 +71,7 @@ def checked(groups: Any, count: int) -> list[Any] | np.ndarray:
     if isinstance(groups, (str, bytes)) or not hasattr(groups, "__len__"):
         raise TypeError(f"groups must hold one group per row, got {type(groups).__name__}")
     out: Any = groups
-    if hasattr(groups, "tolist"):
+    if hasattr(groups, "tolist") or hasattr(groups, "to_numpy"):  # frames have the latter alone
         out = np.asarray(groups) if not hasattr(groups, "to_numpy") else groups.to_numpy()
         if out.ndim != 1:
             raise ValueError(f"groups must be one-dimensional, got shape {out.shape}")

@@ -32,9 +32,15 @@ from bilevax.applications.grouped.closed_form import (
     held_out_sums,
     pooled_sums,
 )
+from bilevax.applications.grouped.coordinates import Coordinates
 from bilevax.applications.grouped.descent import Descent, Point
 from bilevax.applications.grouped.losses import Loss
-from bilevax.applications.grouped.newton import CrossValidation, fit_tiles, held_out_tiles
+from bilevax.applications.grouped.newton import (
+    CrossValidation,
+    fit_tiles,
+    held_out_predictors,
+    held_out_tiles,
+)
 from bilevax.applications.grouped.panel import Panel
 from bilevax.applications.grouped.priors import Prior, X
 from bilevax.applications.grouped.start import Parabolas, enough, starts
@@ -44,7 +50,7 @@ _START_ROWS = 20_000
 _NONE = -9.0  # added to the logarithm of a strength: none
 # For each entry of the prior, how many groups and how many rows are divided into folds beside the evidence of
 # all: more would take longer and tell little more.
-_FOLDED, _FOLDED_ROWS = 20, 1_000
+_FOLDED, _FOLDED_ROWS = 10, 1_000
 _LOOSER = 10  # times the tolerance, on a part of the groups
 
 
@@ -78,11 +84,13 @@ class Fits:
       share: (m,), the share of the prior variance of a coefficient that the group's rows account for, the
         mean over its coefficients.
       variance: (m, d, d), the inverse curvature of a group's coefficients; None unless asked for.
+      unsolved: how many groups could not be fitted well.
     """
 
     coef: np.ndarray
     share: np.ndarray
     variance: np.ndarray | None
+    unsolved: int = 0
 
 
 def cross_validation(blocks: Blocks, prior: Prior, loss: Loss) -> CrossValidation | SquaredCrossValidation:
@@ -155,9 +163,12 @@ def learn(
     candidates = starts(parabolas, prior, mean)
     values = [few.value_and_gradient(one)[0] for one in candidates]
     if not np.isfinite(values).any():
-        raise ValueError("the loss is not finite at the start: check the target and the loss function")
+        raise ValueError(
+            "groups cannot be fitted at the start: the loss must be finite at all targets, smooth and convex"
+        )
     x, unit = candidates[int(np.nanargmin(values))], abs(float(np.nanmin(values)))
-    way = _Way(prior, x, unit / panel.weight.sum(), max_iter, bx.make_progress(progress, max_iter))
+    weight = unit / panel.weight.sum()
+    way = _Way(prior, x, panel.known, weight, max_iter, bx.make_progress(progress, max_iter))
     with way.display:
         for judge in [few, whole] if few is not whole else [whole]:
             if not way.interrupted:
@@ -185,37 +196,33 @@ class _Way:
     Args:
       prior: the form of the prior.
       x: the start.
+      known: (m, p), what is known of groups.
       weight: of the penalty: that of one row.
       max_iter: the most steps.
       display: is told of every step.
     """
 
-    def __init__(self, prior: Prior, x: X, weight: float, max_iter: int, display: Any):
+    def __init__(self, prior: Prior, x: X, known: np.ndarray, weight: float, max_iter: int, display: Any):
         self.prior, self.x, self.weight, self.max_iter, self.display = prior, x, weight, max_iter, display
         self.history: list[float] = []
         self.steps, self.interrupted, self.began = 0, False, time.monotonic()
-        # A mean moves in units of the deviation between groups: steps are then alike in all variables.
-        deviation = np.sqrt((prior.matrix(x) ** 2).sum(1))[:, None]
-        units = {name: np.ones(np.shape(one)) for name, one in x.items()}
-        units |= {name: units[name] * deviation for name in ("mean", "known") if name in x}
-        self.units = _ravelled(units)[0]
-        ends = prior.bounds(x)
-        low, high = (_ravelled({n: pair[side] for n, pair in ends.items()})[0] for side in (0, 1))
-        self.descent = Descent(low / self.units, high / self.units)
+        self.coordinates = Coordinates(prior, x, known)
+        self.descent = Descent(*self.coordinates.bounds)
 
     def descend(self, judge: CrossValidation | SquaredCrossValidation, tol: float) -> None:
         """Goes down F of some blocks, to the best x that is looked at."""
-        flat, unravel = _ravelled(self.x)
+        coordinates = self.coordinates
         best: list[Any] = [np.inf, self.x]
 
         def evaluate(at: np.ndarray) -> tuple[float, np.ndarray]:
-            x = unravel(at * self.units)
+            x = coordinates.x(at)
             value, gradient = judge.value_and_gradient(x)
             extra, slope = self.prior.penalty(x)
             value += self.weight * extra
             if value < best[0]:
                 best[:] = value, x
-            return value, (_ravelled(gradient)[0] + self.weight * _ravelled(slope)[0]) * self.units
+            both = {name: one + self.weight * slope[name] for name, one in gradient.items()}
+            return value, coordinates.gradient(at, x, both)
 
         def after_step(here: Point) -> None:
             self.history.append(here.value)
@@ -224,7 +231,8 @@ class _Way:
             self.display.update(self.steps, speed, {"F": here.value})
 
         try:
-            start = Point(flat / self.units, *evaluate(flat / self.units))
+            at = coordinates.of(self.x)
+            start = Point(at, *evaluate(at))
             self.history = [start.value]
             self.descent.run(
                 evaluate,
@@ -275,6 +283,15 @@ def held_out_errors(
     return held_out_tiles(blocks, judge.prior, judge.loss, x)
 
 
+def held_out_predictions(
+    judge: CrossValidation, x: X, groups: int, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Predictors, targets and weights of held-out rows, from the folds of at most so many groups."""
+    places = judge.blocks.of_groups(groups, seed)
+    blocks = judge.blocks.part(places[places < judge.blocks.folds])
+    return held_out_predictors(blocks, judge.prior, judge.loss, x)
+
+
 def pooled(panel: Panel, loss: Loss, seed: int) -> tuple[np.ndarray, float]:
     """One model for rows of all groups (at most 20,000): its coefficients, and the curvature of a row; for
     losses that are no parabola."""
@@ -293,27 +310,21 @@ def pooled(panel: Panel, loss: Loss, seed: int) -> tuple[np.ndarray, float]:
 
 def prior_errors(panel: Panel, prior: Prior, x: X) -> np.ndarray:
     """Errors of rows that the prior alone predicts, in units of how uncertain their predictors are."""
-    spread, slopes = prior.matrix(x), np.asarray(x["mean"], float)[..., 0]
+    rows, spread = panel.all(), prior.matrix(x)
+    return (panel.target - prior_predictions(panel, prior, x)) / np.sqrt(1 + ((rows @ spread) ** 2).sum(1))
+
+
+def prior_predictions(panel: Panel, prior: Prior, x: X) -> np.ndarray:
+    """Predictors of rows by the prior alone, for losses of one predictor."""
     rows = panel.all()
-    eta = rows @ slopes
+    eta = rows @ np.asarray(x["mean"], float)[..., 0]
     if prior.known:
         mean = np.tensordot(panel.known, np.asarray(x["known"])[..., 0], 1)
         eta += np.einsum("nd,nd->n", rows, np.repeat(mean, np.diff(panel.offsets), 0))
-    return (panel.target - eta) / np.sqrt(1 + ((rows @ spread) ** 2).sum(1))
+    return eta
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _curvatures(loss: Loss, eta: Array, target: Array) -> Array:
     """The curvature of every row's loss, the mean over its predictors."""
     return jnp.trace(jax.vmap(jax.hessian(loss.row))(eta, target), axis1=-2, axis2=-1) / loss.columns
-
-
-def _ravelled(x: X) -> tuple[np.ndarray, Any]:
-    names = sorted(x)
-    shapes = {name: np.shape(x[name]) for name in names}
-    ends = np.cumsum([int(np.prod(shapes[name])) for name in names])[:-1]
-
-    def unravel(flat: np.ndarray) -> X:
-        return {n: p.reshape(shapes[n]) for n, p in zip(names, np.split(flat, ends), strict=True)}
-
-    return np.concatenate([np.ravel(x[name]) for name in names]).astype(float), unravel

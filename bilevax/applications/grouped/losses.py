@@ -49,7 +49,7 @@ def regression_loss(name: str | Callable[..., Any], quantile: float, size: float
     if name == "squared":
         return Loss(lambda eta, target: 0.5 * (eta[0] - target) ** 2, quadratic=True)
     if name == "poisson":
-        return Loss(lambda eta, target: _bounded_exp(eta[0]) - target * eta[0])
+        return Loss(lambda eta, target: _half_deviance(eta[0], target))
     if name == "quantile":
         return Loss(
             lambda eta, target: smooth_pinball(target - eta[0], quantile, size),
@@ -70,6 +70,22 @@ def classification_loss(name: str | Callable[..., Any], classes: int) -> Loss:
     if columns == 1:
         return Loss(lambda eta, code: jax.nn.softplus(eta[0]) - code * eta[0])
     return Loss(lambda eta, code: jax.nn.logsumexp(eta) - eta[code.astype(int)], columns)
+
+
+def check_loss(loss: Loss) -> None:
+    """Raises TypeError unless a user's loss is a number that JAX can differentiate twice."""
+    eta, target = (jax.ShapeDtypeStruct(shape, jnp.result_type(float)) for shape in ((loss.columns,), ()))
+    try:
+        jax.eval_shape(jax.hessian(loss.row), eta, target)
+        shape = jax.eval_shape(loss.row, eta, target).shape
+        if shape:
+            raise ValueError(f"an array of shape {shape}")
+    except Exception as error:
+        first = next(iter(str(error).splitlines()), "")
+        raise TypeError(
+            "loss must be a function of a prediction and a target that returns one number, written with "
+            f"jax.numpy, got {type(error).__name__}: {first}"
+        ) from error
 
 
 def smooth_pinball(residual: Array, quantile: float, size: float) -> Array:
@@ -98,7 +114,16 @@ def _softplus_bound(u: Array) -> Array:
     return jnp.where(jnp.abs(u) > 1e-3, jnp.tanh(safe / 2) / (2 * safe), 0.25)
 
 
-def _bounded_exp(eta: Array) -> Array:
-    """exp, that goes on along a tangent where it would overflow in a long Newton step."""
-    low = jnp.exp(jnp.minimum(eta, _MOST))
-    return jnp.where(eta <= _MOST, low, jnp.exp(_MOST) * (1 + eta - _MOST))
+def _half_deviance(eta: Array, count: Array) -> Array:
+    """exp(η) − t η less its least value, t (exp(δ) − 1 − δ) with δ = η − log t: of large counts, the loss
+    itself has no digits left for what matters."""
+    some = count > 0
+    safe = jnp.where(some, count, 1.0)
+    off = eta - jnp.log(safe)
+    return jnp.where(some, safe * (_bounded_expm1(off) - off), 1 + _bounded_expm1(eta))
+
+
+def _bounded_expm1(eta: Array) -> Array:
+    """exp less one, that goes on along a tangent where it would overflow in a long Newton step."""
+    low = jnp.expm1(jnp.minimum(eta, _MOST))
+    return jnp.where(eta <= _MOST, low, low + jnp.exp(_MOST) * (eta - _MOST))

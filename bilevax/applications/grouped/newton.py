@@ -23,6 +23,8 @@ from bilevax.applications.grouped.tiles import chunks
 
 _NEWTON_STEPS = 50
 _SHORTENED = (0.3, 0.1, 0.03, 0.01, 0.001)
+_UNSOLVED = 1e-2  # of g, by which one more step would lower it
+_WRONG = 0.1  # of f: the most that it may be wrong by, as w is off
 _GAIN = 0.2  # of the expected decrease: the least that a whole step must have
 
 
@@ -57,18 +59,20 @@ class CrossValidation:
 
 def fit_tiles(
     panel: Panel, prior: Prior, loss: Loss, x: X, *, variance: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Coefficients (m, d, columns), shares and (m, d, d) variances of all groups, on all their rows."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, int]:
+    """Coefficients (m, d, columns), shares and (m, d, d) variances of all groups, on all their rows, and how
+    many of them could not be fitted well."""
     d, columns = prior.size, prior.columns
     coef, share = np.zeros((panel.groups, d, columns)), np.zeros(panel.groups)
-    spreads = np.zeros((panel.groups, d, d)) if variance else None
+    spreads, unsolved = np.zeros((panel.groups, d, d)) if variance else None, 0
     for chunk in chunks(whole_groups(panel)):
         found = _fit(prior, loss, on_device(x), chunk.data, variance)
         count = len(chunk.blocks)
         coef[chunk.blocks], share[chunk.blocks] = np.asarray(found[0])[:count], np.asarray(found[1])[:count]
+        unsolved += int((~(np.asarray(found[2])[:count] <= _UNSOLVED)).sum())
         if spreads is not None:
-            spreads[chunk.blocks] = np.asarray(found[2])[:count]
-    return coef, share, spreads
+            spreads[chunk.blocks] = np.asarray(found[3])[:count]
+    return coef, share, spreads, unsolved
 
 
 def held_out_tiles(blocks: Blocks, prior: Prior, loss: Loss, x: X) -> tuple[np.ndarray, np.ndarray]:
@@ -82,21 +86,44 @@ def held_out_tiles(blocks: Blocks, prior: Prior, loss: Loss, x: X) -> tuple[np.n
     return np.concatenate(errors), np.concatenate(weights)
 
 
+def held_out_predictors(
+    blocks: Blocks, prior: Prior, loss: Loss, x: X
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Predictors, targets and weights in F of held-out rows, for losses of one predictor."""
+    found = []
+    for chunk in chunks(blocks):
+        eta, data = np.asarray(_predicted(prior, loss, on_device(x), chunk.data), float), chunk.data
+        real = np.asarray(data["h"]) > 0
+        found.append([np.asarray(one, float)[real] for one in (eta, data["th"], data["h"])])
+    eta, target, weight = (np.concatenate(part) for part in zip(*found, strict=True))
+    return eta, target, weight
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _predicted(prior: Prior, loss: Loss, x: X, data: dict[str, Array]) -> Array:
+    w, _, _ = _solve(prior, loss, x, data, jnp.zeros((len(data["known"]), prior.width, prior.columns)))
+    return _predictors(prior, x, w, data["Xh"], data["ofh"], data["known"])[..., 0]
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _judge(prior: Prior, loss: Loss, x: X, data: dict[str, Array], w0: Array) -> tuple[Array, X, Array]:
     """The sum of f over some blocks, its gradient in x, and the lower solutions.
 
-    The value is that of the scalar too: if w is a little off, f is wrong by ⟨v, ∇_w g⟩ to first order.
+    The value is that of the scalar too: if w is a little off, f is wrong by ⟨v, ∇_w g⟩ to first order. If w
+    is far off, as it cannot be found, that would be anything: the value is infinite, and x is not taken.
     """
-    w, hessian = _solve(prior, loss, x, data, w0)
+    w, hessian, _ = _solve(prior, loss, x, data, w0)
     slope = jax.grad(lambda w: _upper(prior, loss, x, w, data))(w)
     v = solve(hessian, slope.reshape(*hessian.shape[:2], 1)).reshape(w.shape)
 
-    def scalar(x: X) -> Array:
+    def scalar(x: X) -> tuple[Array, tuple[Array, Array]]:
         by_w = jax.grad(lambda w: _lower(prior, loss, x, w, data))(w)
-        return _upper(prior, loss, x, w, data) - jnp.vdot(v, by_w)
+        eta = _predictors(prior, x, w, data["Xh"], data["ofh"], data["known"])
+        losses, wrong = _weighted(loss, eta, data["th"], data["h"]), jnp.vdot(v, by_w)
+        return jnp.sum(losses) - wrong, (wrong, jnp.sum(jnp.abs(losses)))
 
-    total, gradient = jax.value_and_grad(scalar)(x)
+    (total, (wrong, size)), gradient = jax.value_and_grad(scalar, has_aux=True)(x)
+    total = jnp.where(jnp.abs(wrong) <= _WRONG * size, total, jnp.inf)
     solved = jnp.all(jnp.isfinite(w), (1, 2), keepdims=True)
     return total, gradient, jnp.where(solved, w, w0)  # the next steps start here
 
@@ -104,8 +131,9 @@ def _judge(prior: Prior, loss: Loss, x: X, data: dict[str, Array], w0: Array) ->
 @functools.partial(jax.jit, static_argnums=(0, 1, 4))
 def _fit(prior: Prior, loss: Loss, x: X, data: dict[str, Array], variance: bool) -> tuple[Array, ...]:
     """The coefficients of some groups, the share of the prior variance that their rows account for, and the
-    variances."""
-    w, hessian = _solve(prior, loss, x, data, jnp.zeros((len(data["known"]), prior.width, prior.columns)))
+    variances; between them, by how much of its loss a group could still be better."""
+    start = jnp.zeros((len(data["known"]), prior.width, prior.columns))
+    w, hessian, left_over = _solve(prior, loss, x, data, start)
     spread, mean = prior.spread(x), jax.vmap(lambda known: prior.mean(x, known))(data["known"])
     coef = mean + jnp.einsum("de,bec->bdc", spread, w)
     # The rows of S for every column: coefficient (d, c) is row (d, c) of it times w.
@@ -113,12 +141,12 @@ def _fit(prior: Prior, loss: Loss, x: X, data: dict[str, Array], variance: bool)
     right = jnp.broadcast_to(every.T, (len(w), *every.T.shape))
     left = every @ solve(hessian, right)
     share = jnp.mean(1 - jnp.diagonal(left, axis1=1, axis2=2) / jnp.sum(every**2, 1), 1)
-    return coef, share, left if variance else jnp.zeros(())
+    return coef, share, left_over, left if variance else jnp.zeros(())
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _held_out(prior: Prior, loss: Loss, x: X, data: dict[str, Array]) -> tuple[Array, Array]:
-    w, hessian = _solve(prior, loss, x, data, jnp.zeros((len(data["known"]), prior.width, 1)))
+    w, hessian, _ = _solve(prior, loss, x, data, jnp.zeros((len(data["known"]), prior.width, 1)))
     spread = prior.spread(x)
     inverse = solve(hessian, jnp.broadcast_to(jnp.eye(prior.width), hessian.shape))
     rows = data["Xh"] @ spread
@@ -149,8 +177,8 @@ def _weighted(loss: Loss, eta: Array, target: Array, weight: Array) -> Array:
     return jnp.where(weight > 0, weight * jnp.where(weight > 0, values, 0.0), 0.0)
 
 
-def _solve(prior: Prior, loss: Loss, x: X, data: dict[str, Array], w0: Array) -> tuple[Array, Array]:
-    """The minimisers of g, and its Hessians.
+def _solve(prior: Prior, loss: Loss, x: X, data: dict[str, Array], w0: Array) -> tuple[Array, Array, Array]:
+    """The minimisers of g, its Hessians, and by how much of g one more step would lower it.
 
     By Newton steps, of which the best of some lengths is taken; or, where that is better, by a step with the
     curvature of a parabola above the loss, which always goes down.
@@ -185,8 +213,8 @@ def _solve(prior: Prior, loss: Loss, x: X, data: dict[str, Array], w0: Array) ->
         return step, 0.5 * jnp.sum(step * gradient, (1, 2)), hessian
 
     if loss.quadratic:
-        step, _, hessian = direction(w0)
-        return w0 - step, hessian
+        step, gain, hessian = direction(w0)
+        return w0 - step, hessian, jnp.zeros_like(gain)
     enough, rounding = (1e-2, 1e-6) if w0.dtype == jnp.float32 else (1e-6, 1e-14)
     lengths = jnp.asarray([1.0, *_SHORTENED, 0.0], w0.dtype)
 
@@ -217,8 +245,9 @@ def _solve(prior: Prior, loss: Loss, x: X, data: dict[str, Array], w0: Array) ->
         return w - moved, now, count + 1, jnp.any(left)
 
     none = jnp.zeros((), jnp.int32)
-    w = jax.lax.while_loop(unfinished, newton, (w0, value(w0), none, jnp.ones((), bool)))[0]
-    return w, direction(w)[2]
+    w, now, _, _ = jax.lax.while_loop(unfinished, newton, (w0, value(w0), none, jnp.ones((), bool)))
+    _, gain, hessian = direction(w)
+    return w, hessian, jnp.abs(gain) / (1 + jnp.abs(now))
 
 
 def on_device(x: X) -> X:

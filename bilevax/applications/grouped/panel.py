@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-_PIECE = 2**13  # rows that are looked at together
+_PIECE = 2**12  # rows that are looked at together: they stay in a cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,12 +22,16 @@ class Scaling:
     @classmethod
     def of(cls, X: np.ndarray, target: np.ndarray, weight: np.ndarray, *, targets: bool) -> Scaling:
         """The scaling by which features have mean 0 and deviation 1, and targets too, if they are scaled."""
-        shift, scale = _moments(X, weight)
+        with np.errstate(over="ignore", invalid="ignore"):
+            shift, scale = _moments(X, weight)
+            (middle,), (deviation,) = _moments(target[:, None], weight)
+        for name, one in (("X", scale), ("y", deviation)):
+            if not np.isfinite(one).all():
+                raise ValueError(f"{name} must be of a size whose square is finite, got a larger one")
         tiny = 1e-10 * (np.abs(shift) + np.finfo(float).tiny ** 0.5)
         scale = np.where(scale > tiny, scale, 1.0)  # a constant feature stays at zero
         if not targets:
             return cls(shift, scale, 0.0, 1.0)
-        (middle,), (deviation,) = _moments(target[:, None], weight)
         return cls(shift, scale, float(middle), float(deviation) if deviation > 1e-12 * abs(middle) else 1.0)
 
     def rows(self, X: np.ndarray) -> np.ndarray:
@@ -104,6 +108,13 @@ class Panel:
     def size(self) -> int:
         """d, the number of features and the one."""
         return self.X.shape[1] + (self.scaling is not None)
+
+    @property
+    def centring(self) -> tuple[np.ndarray, np.ndarray]:
+        """What is taken from the d entries of a row, and what they are divided by then."""
+        if self.scaling is None:
+            return np.zeros(self.size), np.ones(self.size)
+        return np.append(0.0, self.scaling.shift), np.append(1.0, self.scaling.scale)
 
     def at(self, place: np.ndarray) -> np.ndarray:
         """The rows of some places, with the shape of these and d."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,18 @@ from sklearn.utils.validation import check_is_fitted
 
 import bilevax as bx
 from bilevax.applications.grouped import saved
-from bilevax.applications.grouped.base import GroupedModel
-from bilevax.applications.grouped.learning import Judging
-from bilevax.applications.grouped.losses import REGRESSION, Loss, regression_loss
+from bilevax.applications.grouped.base import GroupedModel, judged_groups
+from bilevax.applications.grouped.learning import Judging, Learnt, held_out_predictions, prior_predictions
+from bilevax.applications.grouped.losses import REGRESSION, Loss, pinball, regression_loss
+from bilevax.applications.grouped.newton import CrossValidation
 from bilevax.applications.grouped.panel import Panel
+from bilevax.applications.grouped.steps import Steps, few_values, find_steps
 
 _SPREAD_GROUPS = 2_000  # that the spread within groups is measured on, at most
+_FEW_ROWS = 50  # whose errors do not tell the ends of intervals
+_LARGEST = 700.0  # logarithm of a prediction
 _ENTRIES = 2**22  # of the variances that are looked at together
+_ROUNDS = 10  # of least squares with weights, to the least absolute errors
 _ROUNDED = 0.1  # of the spread within groups: where the corner of the quantile loss is rounded off
 
 
@@ -146,6 +152,7 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
         self._check_parameters()
         X, y, groups, weight = self._checked_rows(X, y, sample_weight, groups, y_numeric=True)
         self._check_target(y)
+        self._values = few_values(np.asarray(y, float)) if self.loss == "quantile" else None
         self._fit(X, np.asarray(y, float), groups, metadata, weight)
         return self
 
@@ -175,14 +182,19 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
         return self._adapted(X, np.asarray(y, float), groups, metadata, weight)
 
     def predict(self, X: Any, groups: Any = None, metadata: Any = None) -> np.ndarray:
-        """Predictions of rows.
+        """Predictions of rows; quantiles of a target with few values, such as ratings, are such values.
 
         Args:
           X: rows (n, features).
           groups: the group of every row; left out, the prior predicts, or the one group of a fit without any.
           metadata: of groups that were not in the fit, as in `fit`; without it they have the prior's mean.
         """
-        return self._response(self._predictors(X, groups, metadata)[:, 0])
+        _, eta, codes = self._predictors(X, groups, metadata)
+        found = self._response(eta[:, 0])
+        for steps, rows in ((self._steps, codes >= 0), (self._prior_steps, codes < 0)):
+            if steps is not None:
+                found[rows] = steps(found[rows])
+        return found
 
     def predict_interval(
         self, X: Any, groups: Any = None, metadata: Any = None, coverage: float = 0.9
@@ -211,8 +223,14 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
             raise ValueError(f"coverage must be a number between 0 and 1, got {coverage!r}")
         if self._variance is None:
             raise ValueError("predict_interval needs a variance per group, too many to be stored here")
-        eta = self._predictors(X, groups, metadata)
-        X, codes = self._checked_groups(X, groups)
+        if self._judged < _FEW_ROWS:
+            warnings.warn(
+                f"intervals come from the errors of held-out rows, and there are {self._judged} only: they "
+                "may be far too narrow",
+                UserWarning,
+                stacklevel=2,
+            )
+        X, eta, codes = self._predictors(X, groups, metadata)
         spread, size = self._prior.matrix(self._x), np.empty(len(X))
         step = max(_ENTRIES // self._prior.size**2, 1)
         for first in range(0, len(X), step):  # every row has a matrix of its own
@@ -262,7 +280,7 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
 
     def _response(self, eta: np.ndarray) -> np.ndarray:
         if isinstance(self.loss, str) and self.loss == "poisson":
-            return np.exp(np.minimum(eta, 700.0))
+            return self._level * np.exp(np.minimum(eta, _LARGEST - np.log(self._level)))
         return self._scaling.target_scale * eta + self._scaling.target_shift
 
     def _check_target(self, y: np.ndarray) -> None:
@@ -284,17 +302,42 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
         return dataclasses.replace(super()._judging(), evidence=float(self.evidence))
 
     def _scales_target(self) -> bool:
-        return not callable(self.loss) and self.loss != "poisson"
+        return self.loss == "squared"
 
     def _has_intervals(self) -> bool:
         return not callable(self.loss) and self.loss in ("squared", "huber")
 
-    def _look_at(self, panel: Panel) -> None:
+    def _level_of(self, target: np.ndarray, weight: np.ndarray) -> float:
+        level = float(np.average(target, weights=weight)) if self.loss == "poisson" else 0.0
+        return level if level > 0 else 1.0
+
+    def _look_at(self, panel: Panel) -> Panel:
+        """Targets of robust losses are in units of their spread within groups, which outliers do not move, so
+        that the loss is the same function for all data, and compiled once."""
         self._size = 1.0
         if callable(self.loss) or self.loss not in ("quantile", "huber"):
+            return panel
+        self._size = _ROUNDED if self.loss == "quantile" else float(self.epsilon)
+        middle, spread = float(np.median(panel.target)), within_groups(panel)
+        self._scaling = dataclasses.replace(self._scaling, target_shift=middle, target_scale=spread)
+        return dataclasses.replace(panel, target=(panel.target - middle) / spread, scaling=self._scaling)
+
+    def _find_steps(self, panel: Panel, learnt: Learnt, seed: int) -> None:
+        self._steps = self._prior_steps = None
+        values, judge = self._values, learnt.judge
+        if values is None or not isinstance(judge, CrossValidation):
             return
-        spread = within_groups(panel)
-        self._size = _ROUNDED * spread if self.loss == "quantile" else float(self.epsilon) * spread
+        few, quantile = judged_groups(panel), float(self.quantile)
+
+        def loss(eta: np.ndarray, target: np.ndarray) -> np.ndarray:
+            return pinball(target - eta, quantile)
+
+        def found(eta: np.ndarray, target: np.ndarray, weight: np.ndarray) -> Steps | None:
+            return find_steps(values, self._response(eta), self._response(target), weight, loss, seed)
+
+        self._steps = found(*held_out_predictions(judge, learnt.x, few, seed))
+        some = panel.some(few, seed)
+        self._prior_steps = found(prior_predictions(some, self._prior, learnt.x), some.target, some.weight)
 
     def _make_loss(self) -> Loss:
         if callable(self.loss):
@@ -305,12 +348,23 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
 
 
 def within_groups(panel: Panel) -> float:
-    """A robust standard deviation of the target within groups, around one linear model."""
+    """A robust standard deviation of the target within groups, around one linear model.
+
+    From differences of neighbours in a group, which no group's level is in, around the slopes with the least
+    absolute errors: a few wrong targets, however wrong, do not change it.
+    """
     panel = panel.some(_SPREAD_GROUPS, 0)
     both = np.concatenate([panel.all()[:, 1:], panel.target[:, None]], 1)
-    lengths = np.diff(panel.offsets)
-    means = np.add.reduceat(both, panel.offsets[:-1], 0) / lengths[:, None]
-    both = both - np.repeat(means, lengths, 0)
-    left = both[:, -1] - both[:, :-1] @ np.linalg.lstsq(both[:, :-1], both[:, -1], rcond=None)[0]
-    spread = 1.4826 * float(np.median(np.abs(left)))
-    return spread if spread > 1e-6 else 1.0
+    inside = np.ones(len(both), bool)
+    inside[panel.offsets[:-1]] = False
+    pairs = inside.any()
+    both = (both[1:] - both[:-1])[inside[1:]] if pairs else both - np.median(both, 0)
+    left, size = both[:, -1], float(np.median(np.abs(both[:, -1]))) or float(np.abs(both[:, -1]).mean())
+    if size <= 0:
+        return 1.0
+    for _ in range(_ROUNDS):
+        pull = 1 / np.sqrt(np.maximum(np.abs(left), 1e-3 * size))[:, None]
+        slopes = np.linalg.lstsq(pull * both[:, :-1], pull[:, 0] * both[:, -1], rcond=None)[0]
+        left = both[:, -1] - both[:, :-1] @ slopes
+    spread = 1.4826 * float(np.median(np.abs(left))) / (2**0.5 if pairs else 1.0)
+    return spread if spread > 1e-6 * size else size

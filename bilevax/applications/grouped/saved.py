@@ -12,6 +12,7 @@ import bilevax as bx
 from bilevax.applications.grouped.group_index import GroupIndex, from_json, to_json
 from bilevax.applications.grouped.metadata import Encoder
 from bilevax.applications.grouped.priors import FORMS, Prior
+from bilevax.applications.grouped.steps import Steps
 from bilevax.applications.ranking.array_file import load_arrays, save_arrays
 
 _ARRAYS = ("beta", "share", "errors", "prior_errors", "history", "shift", "scale")
@@ -44,6 +45,8 @@ def save(model: Any, path: str | Path) -> None:
         "metadata": None if model._encoder is None else [list(one) for one in model._encoder.columns],
         "target": [scaling.target_shift, scaling.target_scale],
         "noise": model._noise,
+        "level": model._level,
+        "judged": model._judged,
         "steps": int(model.n_iter_),
         "size": getattr(model, "_size", 1.0),
         "outcome": str(model.outcome_),
@@ -58,6 +61,10 @@ def save(model: Any, path: str | Path) -> None:
         "shift": scaling.shift,
         "scale": scaling.scale,
     } | {f"x/{name}": one for name, one in model._x.items()}
+    for name in ("steps", "prior_steps"):
+        steps = getattr(model, f"_{name}", None)
+        if steps is not None:
+            arrays |= {f"{name}/values": steps.values, f"{name}/thresholds": steps.thresholds}
     if model._variance is not None:
         arrays["variance"] = model._variance
     if classes is not None:
@@ -114,6 +121,8 @@ def _restored(kind: type[Any], note: dict[str, Any], arrays: dict[str, np.ndarra
         float(note["size"]),
         int(note["default"]),
     )
+    model._judged = int(note.get("judged", 2**31))  # files of older versions do not say
+    model._level = float(note.get("level", 1.0))
     model._scaling = Scaling(arrays["shift"], arrays["scale"], *map(float, note["target"]))
     columns = note["metadata"]
     model._encoder = (
@@ -123,7 +132,19 @@ def _restored(kind: type[Any], note: dict[str, Any], arrays: dict[str, np.ndarra
     model.outcome_, model.n_features_in_ = bx.Outcome(note["outcome"]), prior.size - 1
     if note["features"]:
         model.feature_names_in_ = np.asarray(note["features"], object)
+    model._steps, model._prior_steps = (_steps(arrays, name) for name in ("steps", "prior_steps"))
     if "classes" in arrays:
         model.classes_ = arrays["classes"]
     model._publish()
     return model
+
+
+def _steps(arrays: dict[str, np.ndarray], name: str) -> Steps | None:
+    if f"{name}/values" not in arrays:
+        return None
+    values, thresholds = arrays[f"{name}/values"], arrays[f"{name}/thresholds"]
+    if values.ndim != 1 or thresholds.shape != (len(values) - 1,) or not np.isfinite(values).all():
+        raise ValueError(f"the {name.replace('_', ' ')} do not fit together")
+    if np.isnan(thresholds).any() or (np.diff(values) <= 0).any() or (np.diff(thresholds) < 0).any():
+        raise ValueError(f"the {name.replace('_', ' ')} must ascend")
+    return Steps(values, thresholds)

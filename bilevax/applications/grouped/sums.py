@@ -9,7 +9,7 @@ import numpy as np
 from bilevax.applications.grouped.blocks import Blocks, Places
 from bilevax.applications.grouped.panel import Panel
 
-_ROWS = 2**14  # that are standardised at once
+_ROWS = 2**12  # that are made at once: they stay in a cache
 
 
 def span_sums(panel: Panel, *spans: Places) -> list[np.ndarray]:
@@ -21,7 +21,9 @@ def span_sums(panel: Panel, *spans: Places) -> list[np.ndarray]:
     """
     size, plain = panel.size + 1, bool((panel.weight == 1).all())
     out = [np.zeros((len(one.count), size, size)) for one in spans]
-    found = []
+    shift, scale = panel.centring
+    by = 1 / scale
+    both, found = np.empty((_ROWS, size)), []
     for one in spans:
         first = one.start + one.skip
         order = np.argsort(first, kind="stable")
@@ -32,16 +34,25 @@ def span_sums(panel: Panel, *spans: Places) -> list[np.ndarray]:
         parts = [slice(*_within(first, ends, low, high)) for _, first, ends in found]
         if all(part.start == part.stop for part in parts):
             continue
-        both = np.empty((high - low, size))
-        both[:, :-1], both[:, -1] = panel.between(low, high), panel.target[low:high]
-        weighted = both if plain else both * panel.weight[low:high, None]
+        rows = both[: high - low]
+        _fill(rows, panel, low, high, shift, by)
+        weighted = rows if plain else rows * panel.weight[low:high, None]
         turned = weighted.T
         for total, (order, first, ends), part in zip(out, found, parts, strict=True):
             begin = np.maximum(first[part] - low, 0).tolist()
             end = np.minimum(ends[part] - low, high - low).tolist()
             for block, a, b in zip(order[part].tolist(), begin, end, strict=True):
-                total[block] += turned[:, a:b] @ both[a:b]
+                total[block] += turned[:, a:b] @ rows[a:b]
     return out
+
+
+def _fill(out: np.ndarray, panel: Panel, low: int, high: int, shift: np.ndarray, by: np.ndarray) -> None:
+    """Rows from one place to another, without a copy on the way, and their targets."""
+    X = panel.X[low:high] if panel.order is None else panel.X[panel.order[low:high]]
+    first = len(shift) - X.shape[1]  # the one, which X may not have
+    out[:, :first], out[:, -1] = 1.0, panel.target[low:high]
+    np.subtract(X, shift[first:], out=out[:, first:-1])
+    out[:, :-1] *= by
 
 
 def _within(first: np.ndarray, ends: np.ndarray, low: int, high: int) -> tuple[int, int]:
