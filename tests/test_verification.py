@@ -67,7 +67,8 @@ def test_the_message_names_what_to_try():
     message = str(caught[0].message)
     assert "the objective in the history is not F" in message
     assert (
-        "try blocks_per_step=8 instead of 2, batch_size=4 instead of 1, steps=4 instead of 1, or" in message
+        "try solver=bx.BlockNewton(), blocks_per_step=8 instead of 2, batch_size=4 instead of 1, steps=4 "
+        "instead of 1, or" in message
     )
     assert "upper_step=0.03 instead of 0.1" in message
 

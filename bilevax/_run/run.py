@@ -29,6 +29,7 @@ from bilevax._run.sharding import Shards
 from bilevax._run.stop import Stop
 from bilevax._run.verification import Verification
 from bilevax._step.oracles import Oracles
+from bilevax._step.pace import paces
 from bilevax._step.state import State
 from bilevax._util import checks, processes
 from bilevax._util.trees import PyTree
@@ -240,7 +241,7 @@ class Run:
             return None
         entry = self._entry(size, sum(self.total) / max(self.counted, 1))
         if self.guard is not None and not self.failed:
-            if self.guard.has_blown_up(entry) and self._recovered(self.last_entry):
+            if self._judged(entry) and self.guard.has_blown_up(entry) and self._recovered(self.last_entry):
                 return None
             self.guard.note(entry, self.state)
         if measures:
@@ -255,6 +256,11 @@ class Run:
                 self.best_iterate = jax.tree.map(jnp.copy, (self.state.average, self.state.y))
                 self.best_value, self.best_step, self.stale = entry[self.stop.watch], self.done, 0
         return entry
+
+    def _judged(self, entry: dict[str, float]) -> bool:
+        """Whether an entry shows how the run goes: not while y settles where x has returned to."""
+        returned = any(int(pace.resume) > self.last_entry for pace in paces(self.state.optimizer))
+        return not (returned and math.isfinite(entry["objective"]))
 
     def outcome(self, steps: int, began: float, interrupts: Interrupts) -> Outcome | None:
         """Why to stop now; None to continue."""

@@ -15,8 +15,9 @@ window before:
 - in between, noise decides where x goes: r stays, and the steps shrink as 1/√t, which averages noise out.
 
 Where f is certain to have risen, by more than z says that it should have fallen, the window ends at once. If
-x has caused it, or has left the best window far behind, x returns to where that window began: it may have run
-onto a plateau, from where no slope leads back. There it waits for y and v. What f and the lag of y
+x has caused it, or has left the best window far behind, x returns to where this window began, or, if f was
+already too large there, to where the best one began: x may have run onto a plateau, from where no slope leads
+back. There it waits for y and v. What f and the lag of y
 still do while x waits is theirs: later windows are forgiven as much, and less and less, as 1/t.
 
 If y lags behind y(x), f is not F. To first order the difference is ⟨v, ∇_y g⟩, which a step knows, and by
@@ -109,6 +110,7 @@ class Pace(NamedTuple):
       drift: by how much f and the size of its lag grew by step while x waited.
       best: the values of f in the window with the lowest mean since x last returned; none at first.
       best_origin: x at the start of that window.
+      first: f at the start of this window.
     """
 
     count: Array
@@ -130,6 +132,7 @@ class Pace(NamedTuple):
     drift: Array
     best: Array
     best_origin: PyTree
+    first: Array
 
 
 # r, x and D before it, trend, n, f and x of the best window, whether x returns
@@ -165,7 +168,7 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
         origin = jax.tree.map(_wide, params)
         return Pace(
             start, zeros, zeros, zero, origin, zeros, none, none, start, none, zero, none, none, none[:2],
-            zeros, start, none[:2], none, origin,
+            zeros, start, none[:2], none, origin, zero,
         )  # fmt: skip
 
     def update(
@@ -202,10 +205,12 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
             now = _by_itself(state, covered, covered_before).astype(dtype)
             change, risen = _change(state, covered, covered_before, _goes_on(now, trend), chance)
             back = risen & (certain | _is_lost(state))
+            place = (best[0] > 0) & (state.first > best[1])
+            place = jax.tree.map(lambda a, b: jnp.where(place, a, b), best_origin, origin)
             better = (scale > 0) & ((best[0] == 0) | (state.values[1] < best[1]))
             best = jnp.where(back, 0, jnp.where(better, state.values, best))
             best_origin = jax.tree.map(lambda a, b: jnp.where(better & ~back, a, b), origin, best_origin)
-            old, new = (best_origin, covered_before, trend, then), (here, covered, now, squares)
+            old, new = (place, covered_before, trend, then), (here, covered, now, squares)
             origin, covered, trend, then = jax.tree.map(lambda a, b: jnp.where(back, a, b), old, new)
             return (scale * change).astype(dtype), origin, covered, trend, then, best, best_origin, back
 
@@ -260,6 +265,7 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
             drift,
             best,
             best_origin,
+            jnp.where(opened, jnp.asarray(value - lag, dtype), state.first),
         )
 
     return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
