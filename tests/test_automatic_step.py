@@ -406,3 +406,62 @@ def test_newton_steps_settle_on_lower_problems_that_are_not_convex():
     result = bx.minimize(problem, x0, y0, steps=100, every=20, stop=stop, progress=None)
     assert result.history["lower_residual"][-1] < 1e-3
     assert result.history["inverse_residual"][-1] < 0.1
+
+
+def panel(m=30, rows=20, d=4):
+    """Ridge regressions with a penalty per feature, f and g without batches, and the exact F."""
+    random = np.random.default_rng(1)
+    spread = 10 ** random.uniform(-1, 0.3, d)
+    features = random.normal(size=(2, m, rows, d))
+    own = random.normal(size=(m, d)) * spread
+    targets = np.einsum("kmrd,md->kmr", features, own) + random.normal(size=(2, m, rows))
+
+    def error(y, block, part):
+        return jnp.mean((block["X"][part] @ y - block["t"][part]) ** 2)
+
+    def problem(constant=0.0):
+        return bx.Problem(
+            upper=lambda x, y, block, batch: error(y, block, 1) + constant,
+            lower=lambda x, y, block, batch: error(y, block, 0) + jnp.exp(x) @ y**2,
+            blocks={"X": jnp.asarray(features.swapaxes(0, 1)), "t": jnp.asarray(targets.swapaxes(0, 1))},
+        )
+
+    def value(x):
+        squares = np.einsum("mri,mrj->mij", features[0], features[0]) / rows
+        mixed = np.einsum("mri,mr->mi", features[0], targets[0]) / rows
+        y = np.linalg.solve(squares + np.diag(np.exp(np.asarray(x, float))), mixed[..., None])[..., 0]
+        return float(np.mean((np.einsum("mrd,md->mr", features[1], y) - targets[1]) ** 2))
+
+    return problem, value, d
+
+
+def test_penalties_that_begin_on_a_plateau_do_not_end_on_another():
+    problem, value, d = panel()
+    ends = [
+        value(bx.minimize(problem(), jnp.full(d, x0), jnp.zeros((30, d)), steps=1500, progress=None).x)
+        for x0 in (0.0, -7.0, 6.0)
+    ]
+    assert max(ends) - min(ends) < 0.04 * (value(np.full(d, -7.0)) - min(ends))
+
+
+def test_a_constant_in_f_does_not_matter():
+    problem, value, d = panel()
+    x0, y0 = jnp.zeros(d), jnp.zeros((30, d))
+    ends = [
+        value(bx.minimize(problem(constant), x0, y0, steps=1000, progress=None).x)
+        for constant in (0.0, 100.0, -1000.0)
+    ]
+    assert max(ends) - min(ends) < 0.02 * (value(np.zeros(d)) - min(ends))
+
+
+def test_x_moves_where_f_is_zero_at_the_start():
+    rows = jax.random.normal(jax.random.key(0), (200, 3))
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: jnp.log(y) - jnp.array([1.0, 0.5, -0.5]) @ x,
+        lower=bx.mean(lambda x, block, batch: jnp.mean(jnp.exp(batch @ x))),
+        blocks=1,
+        lower_data=bx.Shared(rows),
+    )
+    result = bx.minimize(problem, jnp.zeros(3), steps=1000, progress=None)
+    slope = jax.grad(lambda x: jnp.log(jnp.mean(jnp.exp(rows @ x))) - jnp.array([1.0, 0.5, -0.5]) @ x)
+    assert float(jnp.abs(slope(result.x)).max()) < 0.02  # 1 at x0

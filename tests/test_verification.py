@@ -216,3 +216,19 @@ def test_a_run_too_short_for_x_to_begin_to_move_says_so():
     with pytest.warns(bx.AccuracyWarning, match=r"x has not moved yet.*30 steps.*try steps=1000 or more"):
         result = bx.minimize(case.problem, case.x0, case.y0, steps=30, progress=None)
     np.testing.assert_array_equal(result.x, case.x0)
+
+
+def test_a_lower_problem_without_a_unique_solution_is_noticed():
+    random = np.random.default_rng(0)
+    rows, targets = random.normal(size=(2, 6, 10)), random.normal(size=(2, 6))
+
+    def error(y, part):
+        return jnp.mean((jnp.asarray(rows[part], jnp.float32) @ y - targets[part]) ** 2)
+
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: error(y, 1),
+        lower=lambda x, y, block, batch: error(y, 0) + jnp.exp(x) * jnp.sum(y[:3] ** 2),
+        blocks=1,
+    )
+    with pytest.warns(bx.AccuracyWarning, match="g has no unique minimum in y"):
+        bx.minimize(problem, jnp.zeros(()), jnp.zeros((1, 10)), steps=600, progress=None)

@@ -365,7 +365,7 @@ def _as_level(name: str, lower: Any) -> Level:
         raise TypeError(f"the names of lower levels must be strings, got {name!r}")
     if isinstance(lower, Level):
         return lower
-    if getattr(lower, "__module__", "").startswith("bilevax._problem."):  # bilevax.minimum, say
+    if (getattr(lower, "__module__", None) or "").startswith("bilevax._problem."):  # bilevax.minimum, say
         made = getattr(lower, "__name__", lower)
         raise TypeError(f"lower level {name!r} must be a level, got bilevax.{made} itself: call it")
     if callable(lower):

@@ -148,8 +148,8 @@ def verify(
     rest = float(found.gradient / jnp.maximum(start.gradient, jnp.finfo(jnp.float32).tiny))
     message = _message(result, left, rest, 2 * spread, *choices)
     message = message or _on_its_way(len(chosen), rest, done, state.sampler)
-    if not message and result.v_error > _UNKNOWN:
-        message = curvature_fault(problem, state.x, state.y)
+    if result.v_error > _UNKNOWN:
+        message = curvature_fault(problem, state.x, state.y) or message
     return dataclasses.replace(result, message=message)
 
 
