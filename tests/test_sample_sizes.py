@@ -156,7 +156,7 @@ def test_a_run_on_large_data_resumes_with_what_was_chosen(tmp_path):
 
 @pytest.mark.parametrize(
     ("width", "rows", "expected"),
-    [(64, 3000, bx.BlockNewton), (100, 500, bx.BlockNewton), (100, 2000, bx.MMBO)],
+    [(64, 3000, bx.BlockNewton), (100, 500, bx.BlockNewton), (400, 2000, bx.MMBO)],
 )
 def test_newton_steps_are_the_default_where_a_step_can_afford_them(width, rows, expected):
     problem = bx.Problem(

@@ -73,7 +73,7 @@ def test_the_message_names_what_to_try():
     assert "upper_step=0.03 instead of 0.1" in message
 
 
-def test_a_block_that_cannot_be_solved_is_said_to_be_unverified():
+def test_a_block_that_cannot_be_solved_is_explained():
     problem = bx.Problem(
         upper=lambda x, y, block, batch: jnp.sum(y**2),
         lower=lambda x, y, block, batch: -jnp.sum((y - x) ** 2),  # has no minimum
@@ -82,7 +82,7 @@ def test_a_block_that_cannot_be_solved_is_said_to_be_unverified():
     state = bx.SOBA(upper_step=0.0, lower_step=1e-6).init(
         problem, jnp.ones(2), jnp.zeros((2, 2)), key=jax.random.key(0)
     )
-    assert "could not be verified" in bx.verify(problem, state, jnp.ones(2)).message
+    assert "g is not convex in y" in bx.verify(problem, state, jnp.ones(2)).message
 
 
 def test_short_runs_are_not_verified_unless_asked():

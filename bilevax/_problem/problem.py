@@ -14,16 +14,20 @@ import numpy as np
 from jax import Array
 
 from bilevax._problem.bounds import Box, Set
-from bilevax._problem.levels import Argmin, Level
+from bilevax._problem.levels import Argmin, Level, argmin, mean
 from bilevax._problem.lookups import Index, LooksUp, as_tables
+from bilevax._problem.own import maximum, minimum
 from bilevax._problem.random_functions import Random, check_key
 from bilevax._problem.reading import check_reads, in_order
 from bilevax._problem.risk import Risk
 from bilevax._problem.rows import Batch, Rows
+from bilevax._problem.saddle import saddle
 from bilevax._problem.stream import Stream
 from bilevax._util import checks
 
 PyTree = Any
+
+_MAKERS = (argmin, mean, minimum, maximum, saddle)  # of levels; not levels themselves
 
 UNNAMED = "lower"
 UPPER = "upper"  # the data source of f, if it has its own
@@ -365,9 +369,8 @@ def _as_level(name: str, lower: Any) -> Level:
         raise TypeError(f"the names of lower levels must be strings, got {name!r}")
     if isinstance(lower, Level):
         return lower
-    if (getattr(lower, "__module__", None) or "").startswith("bilevax._problem."):  # bilevax.minimum, say
-        made = getattr(lower, "__name__", lower)
-        raise TypeError(f"lower level {name!r} must be a level, got bilevax.{made} itself: call it")
+    if any(lower is maker for maker in _MAKERS):
+        raise TypeError(f"lower level {name!r} must be a level, got bilevax.{lower.__name__} itself: call it")
     if callable(lower):
         return Argmin(lower)
     raise TypeError(
