@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +12,7 @@ from closed_forms import Quadratic
 from test_checkpoint import same_bits, saved_steps
 
 import bilevax as bx
+from bilevax._run.minimize import _went_back_often
 
 pytestmark = pytest.mark.filterwarnings("ignore::bilevax.RecoveryWarning", "ignore::bilevax.AccuracyWarning")
 UPPER = [
@@ -145,3 +147,12 @@ def test_a_large_state_is_guarded_only_if_asked(monkeypatch):
     with pytest.raises(bx.DivergedError):
         run(bx.SOBA(upper_step=1e3))
     assert run(bx.SOBA(upper_step=20.0), stop=bx.Stop(recover=True, verify=False)).recoveries
+
+
+def test_a_run_whose_steps_became_far_shorter_is_doubted():
+    def doubt(*factors):
+        recoveries = tuple(bx.Recovery(10 * k + 20, 10 * k, "upper_step", f) for k, f in enumerate(factors))
+        return _went_back_often(types.SimpleNamespace(recoveries=recoveries))
+
+    assert doubt() == doubt(0.25) == doubt(0.25, 0.0625) == ""
+    assert "went back 2 times, and has taken 0.0001 times the upper_step since step 10" in doubt(0.25, 1e-4)

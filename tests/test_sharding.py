@@ -22,7 +22,7 @@ from bilevax._problem.stream import Stream
 from bilevax._run.digest import SMALL, checksum
 
 TESTS = Path(__file__).parent
-TOLERANCE = 3e-5  # forty steps in single precision, and Adam divides by what is small
+TOLERANCE = 1e-5
 FOLLOWED = ["BSVRBv2", "MSVR", "RSVRB", "BlockPAGE", "minimum", "saddle", "nested", "transformation"]
 FOLLOWED += ["keys", "cvar", "groups", "soft", "table", "lazy Adam"]
 
@@ -43,10 +43,10 @@ def finish(processes):
     return outputs
 
 
-def agrees(found, expected):
+def agrees(found, expected, tolerance=TOLERANCE):
     assert set(found) == set(expected)
     for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, TOLERANCE, TOLERANCE, err_msg=name)
+        np.testing.assert_allclose(found[name], value, tolerance, tolerance, err_msg=name)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,9 @@ def eight(tmp_path_factory):
 def test_eight_devices_follow_one_device(name, eight, alone):
     folder, output = eight
     assert f"{name} on 8 devices, y split along blocks" in output
-    agrees(np.load(folder / f"{name}.npz"), alone(name))
+    # Adam divides by what is small: rounding counts for more.
+    tolerance = 3 * TOLERANCE if name == "lazy Adam" else TOLERANCE
+    agrees(np.load(folder / f"{name}.npz"), alone(name), tolerance)
 
 
 def test_other_strata_are_another_run(alone):
