@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
-import json
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
