@@ -169,7 +169,10 @@ def learn(
         raise ValueError(
             "groups cannot be fitted at the start: the loss must be finite at all targets, smooth and convex"
         )
-    x, unit = candidates[int(np.nanargmin(values))], abs(float(np.nanmin(values)))
+    ranked, unit = [candidates[place] for place in np.argsort(values)], abs(float(np.nanmin(values)))
+    # Groups that were not looked at may be out of reach from a start: the next best is taken then.
+    fine = (one for one in ranked if first is few or np.isfinite(few.value_and_gradient(one)[0]))
+    x = next(fine, ranked[0])
     weight = unit / panel.weight.sum()
     way = _Way(prior, x, panel.known, weight, max_iter, bx.make_progress(progress, max_iter))
     with way.display:
