@@ -143,6 +143,26 @@ def keyed_problem():
     return bx.Problem(f, g, plain.blocks, rows, rows, random=True), x0, y0
 
 
+def ball(y):
+    """The nearest y of length at most one half."""
+    return y / jnp.maximum(1.0, 2 * jnp.sqrt(jnp.sum(y**2) + 1e-12))
+
+
+def sets_problem():
+    """A lower problem and a minimum of f, each within a set that is given by its projection."""
+    plain, x0, y0 = make_problem(lower)
+    levels = {"lower": bx.argmin(lower, project=ball), "own": bx.minimum(project=ball)}
+    problem = bx.Problem(
+        lambda x, y, block, batch: upper(x, y["lower"], block, batch) + upper(x, y["own"], block, batch),
+        levels,
+        plain.blocks,
+        plain.upper_data,
+        dict.fromkeys(levels, plain.lower_data[0]),
+    )
+    inside = jax.vmap(ball)(y0)
+    return problem, x0, dict.fromkeys(levels, inside)
+
+
 def normal_problem(level):
     return lambda: make_problem(level)
 
@@ -154,16 +174,17 @@ def risk_problem(risk, *given, **named):
 
 STEPS = {"upper_step": 0.05, "lower_step": 0.1}
 
-# name: the solver, the problem, and what is given to `minimize` besides
+# Name: the solver, the problem, and what is given to `minimize` besides. Every method that shares blocks is
+# in some case, and so is every kind of problem.
 CASES = {
     "BSVRBv2": (bx.BSVRBv2(upper_step=0.05, radius=5.0), normal_problem(lower), {"batch_size": BATCH}),
-    "cvar": (bx.BSVRBv2(**STEPS), risk_problem(bx.cvar, 0.3), {"batch_size": BATCH}),
+    "cvar": (bx.BlockNewton(upper_step=0.05), risk_problem(bx.cvar, 0.3), {"batch_size": BATCH}),
     "groups": (
         bx.MMBO(**STEPS),
         risk_problem(bx.worst_group, np.arange(BLOCKS) % 3, temperature=0.5),
         {"batch_size": BATCH},
     ),
-    "soft": (bx.BSVRBv2(**STEPS), risk_problem(bx.soft_maximum, 0.5), {"batch_size": BATCH}),
+    "soft": (bx.SOBA(**STEPS), risk_problem(bx.soft_maximum, 0.5), {"batch_size": BATCH}),
     "wide": (bx.BSVRBv2(**STEPS), wide_problem, {"batch_size": 1, "patience": 100}),
     "MSVR": (
         bx.Restart(bx.MSVR(upper_step=0.05), first=10, stages=3),
@@ -177,18 +198,19 @@ CASES = {
     ),
     "BlockPAGE": (bx.BlockPAGE(**STEPS), normal_problem(lower), {"batch_size": BATCH}),
     "minimum": (
-        bx.BSVRBv2(upper_step=0.05),
+        bx.SONG(upper_step=0.05),
         normal_problem(bx.minimum(project=(-0.5, 4.0))),
         {"batch_size": BATCH},
     ),
     "saddle": (bx.BSVRBv2(upper_step=0.05), saddle_problem, {"batch_size": BATCH}),
-    "keys": (bx.BSVRBv2(upper_step=0.05), keyed_problem, {"batch_size": BATCH}),
+    "keys": (bx.MASOBA(**STEPS), keyed_problem, {"batch_size": BATCH}),
     "nested": (bx.BSVRBv1(upper_step=0.05), nested_problem, {"batch_size": BATCH}),
     "transformation": (
-        bx.MMBO(upper_step=0.05, lower_step=optax.adam(0.05)),
+        bx.F2SA(upper_step=0.05, lower_step=optax.adam(0.05)),
         normal_problem(lower),
         {"batch_size": BATCH},
     ),
+    "sets": (bx.F3SA(upper_step=0.05), sets_problem, {"batch_size": BATCH}),
     "RSVRB": (bx.RSVRB(upper_step=0.05), normal_problem(lower), {"batch_size": BATCH}),
     "table": (bx.BSVRBv2(**STEPS), table_problem, {"batch_size": BATCH}),
     "lazy Adam": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -156,6 +157,14 @@ def test_settings_that_blow_up_after_more_steps_do_not_count():
     assert meta._best([[[[np.nan, 0.1]], [[0.6, 0.1]]], steady]) == (1, 0, 1)
 
 
+def test_unrolled_methods_may_take_shorter_steps_on_new_tasks():
+    for kind in (meta_methods.MAML, meta_methods.ANIL):
+        method = kind(SINES, SINES.draw(4, 0, "train"), 2)
+        long, short = method.adapters(([], None, None), {"upper": 0.1, "lower": 0.01})
+        assert (long.rate, short.rate) == (0.01, pytest.approx(0.001))
+        assert long.last_only == short.last_only == kind.last_only
+
+
 def test_every_method_is_tried_with_nine_settings():
     for kind in meta_methods.METHODS.values():
         for family in meta.FAMILIES:
@@ -171,6 +180,10 @@ def test_the_command_writes_its_table_and_names_what_it_does_not_know(monkeypatc
     assert result.exit_code == 0, result.output
     with (tmp_path / "meta" / "meta_sines.csv").open(encoding="utf-8") as file:
         assert [row["method"] for row in csv.DictReader(file)] == ["ANIL", "bilevax, heads"]
+    kept = json.loads((tmp_path / "meta" / "kept.json").read_text(encoding="utf-8"))["results"]
+    assert len(kept) == 2 * (9 + 2)
+    assert "sines, ANIL, upper 0.001, lower 0.01" in kept  # a setting, not its place in a grid
+    assert all(", upper 0.0" in name for name in kept)
     again = meta.run(small, tmp_path / "meta", resume=True)  # from what was kept
     assert [row["method"] for row in again["sines"]] == ["ANIL", "bilevax, heads"]
     with pytest.raises(ValueError, match=r"got \['cosines'\]"):

@@ -41,6 +41,12 @@ def test_within_another_program_nothing_is_compiled_apart(sizes):
     assert sizes == []
 
 
+def test_what_another_program_knows_is_computed_while_that_is_traced(sizes):
+    inner = HurriedJit(lambda x: x + 1)
+    assert float(jax.jit(lambda x: x * inner(np.float32(1)))(2.0)) == 4.0
+    assert len(sizes) == 1
+
+
 def test_options_that_the_compiler_does_not_know_are_left_out(monkeypatch):
     known = hurried.hurry()
     monkeypatch.setattr(hurried, "_OPTIONS", {"xla_there_is_no_such_option": True} | known)

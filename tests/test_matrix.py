@@ -6,9 +6,12 @@ every step, so that to follow them also proves that lazy blocks are eager ones.
 """
 
 import re
+import types
 from pathlib import Path
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import test_kinds_transcription as kinds
@@ -22,6 +25,8 @@ from every_kind import BATCH, KINDS, METHODS, PER_STEP, every_kind, refusal, tak
 from test_checkpoint import same_bits
 
 import bilevax as bx
+from bilevax._run import memory_estimate
+from bilevax._run.checkpoint_store import CheckpointStore
 
 CHOOSING = Path(__file__).parent.parent / "docs" / "choosing.md"
 
@@ -79,6 +84,46 @@ def test_the_table_of_methods_and_kinds_is_what_methods_say():
 PLAN = bx.Sampling(PER_STEP, BATCH)
 OPTIONS = {"sampling": PLAN, "key": jax.random.key(0), "progress": None, "every": 8}
 OPTIONS |= {"stop": bx.Stop(verify=False, recover=False)}
+
+
+def filled(shapes):
+    """A state of such shapes with numbers drawn at random; nothing is compiled for it."""
+    random = np.random.default_rng(0)
+    return jax.tree.map(lambda leaf: jnp.asarray(random.normal(0, 9, leaf.shape), leaf.dtype), shapes)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_with_all_kinds_a_step_keeps_the_states_shape_and_a_checkpoint_its_bits(
+    method, tmp_path, monkeypatch
+):
+    """What a step returns is a state of the same shapes, so that one program takes all steps and runs are
+    batched; all that it depends on is in the checkpoint, bit by bit; and the estimate knows its memory."""
+    problem, x0, y0, solver = every_kind(method)
+    programs = []
+
+    def compiled(program, *arguments, **_):
+        programs.append(arguments)
+        return types.SimpleNamespace(temp_size_in_bytes=0)
+
+    monkeypatch.setattr(memory_estimate, "_compiled", compiled)
+    estimate = bx.memory_estimate(problem, x0, y0, solver=solver, sampling=PLAN)
+    shapes = programs[-1][1]
+    after = eqx.filter_eval_shape(lambda state: solver.step(problem, state)[0], shapes)
+    assert jax.tree.structure(after) == jax.tree.structure(shapes)
+    outlines = [[(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(one)] for one in (shapes, after)]
+    assert outlines[0] == outlines[1]
+    state = filled(shapes)
+    store = CheckpointStore(tmp_path, {})
+    store.save(state, (), {})
+    store.wait()
+    read = store.restore(jax.tree.map(jnp.zeros_like, state), ()).state
+    store.close()
+    assert jax.tree.structure(read) == jax.tree.structure(state)
+    for one, other in zip(*map(jax.tree.leaves, (read, state)), strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+    held = jax.tree.leaves((state.levels, state.blocks, state.store))
+    assert estimate.slots == sum(leaf.nbytes for leaf in held)
 
 
 # These programs take long to compile: one method stands for all, whose memory is made of the same parts.

@@ -15,6 +15,7 @@ import pytest
 import sharded_program as program
 from calls import grouped
 from devices import several_devices
+from every_kind import METHODS
 
 import bilevax as bx
 from bilevax._problem.sampling import Sampler
@@ -24,7 +25,7 @@ from bilevax._run.digest import SMALL, checksum
 TESTS = Path(__file__).parent
 TOLERANCE = 1e-5
 FOLLOWED = ["BSVRBv2", "MSVR", "RSVRB", "BlockPAGE", "minimum", "saddle", "nested", "transformation"]
-FOLLOWED += ["keys", "cvar", "groups", "soft", "table", "lazy Adam"]
+FOLLOWED += ["sets", "keys", "cvar", "groups", "soft", "table", "lazy Adam"]
 
 
 def start(folder, orders, devices, coordinator=None):
@@ -77,6 +78,12 @@ def test_eight_devices_follow_one_device(name, eight, alone):
     # Adam divides by what is small: rounding counts for more.
     tolerance = 3 * TOLERANCE if name == "lazy Adam" else TOLERANCE
     agrees(np.load(folder / f"{name}.npz"), alone(name), tolerance)
+
+
+def test_every_method_that_shares_blocks_is_followed():
+    followed = {type(program.CASES[name][0]) for name in [*FOLLOWED, "KSONG"]}
+    shared = {one for one in METHODS.values() if one.distributed}
+    assert shared == (followed - {bx.Restart}) | {bx.MSVR}  # MSVR is run in stages
 
 
 def test_other_strata_are_another_run(alone):

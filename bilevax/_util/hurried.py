@@ -76,7 +76,9 @@ class HurriedJit:
         if any(map(is_traced, leaves)):
             return self._function(*arguments)
         work = self._calls * sum(map(np.size, leaves)) if work is None else work
-        return self.program(small=work <= FEW)(*arguments)
+        # Within another program that knows these arguments: JAX allows compiler options at the top alone.
+        with jax.ensure_compile_time_eval():
+            return self.program(small=work <= FEW)(*arguments)
 
     def program(self, small: bool) -> Any:
         """The compiled function, for few numbers or for many."""

@@ -116,24 +116,26 @@ def run(
     kept = Kept(Path(folder) / "kept.json", same, resume=resume)
     pairs = [(family, method) for family in options.families for method in options.methods]
     trials = {
-        f"{family}, {method}, setting {number}": functools.partial(trial, options, family, method, number)
+        _name(family, method, number): functools.partial(trial, options, family, method, number)
         for family, method in pairs
         for number in range(len(METHODS[method].settings(family)))
     }
     found = kept.fill(trials, options.processes, alone=True)
     chosen = {
         (family, method): _best(
-            [one for name, one in found.items() if name.startswith(f"{family}, {method},")]
+            [found[_name(family, method, number)] for number in range(len(METHODS[method].settings(family)))]
         )
         for family, method in pairs
     }
     seeds = range(options.seed, options.seed + options.seeds)
-    runs = {
-        f"{family}, {method}, seed {seed}": functools.partial(
-            measure, options, family, method, chosen[family, method][0], seed
-        )
+    names = {
+        (family, method, seed): f"{_name(family, method, chosen[family, method][0])}, seed {seed}"
         for seed in seeds
         for family, method in pairs
+    }
+    runs = {
+        name: functools.partial(measure, options, family, method, chosen[family, method][0], seed)
+        for (family, method, seed), name in names.items()
     }
     found = kept.fill(runs, options.processes, alone=True)
     tables = {}
@@ -143,7 +145,7 @@ def run(
                 family,
                 method,
                 *chosen[family, method],
-                [found[f"{family}, {method}, seed {seed}"] for seed in seeds],
+                [found[names[family, method, seed]] for seed in seeds],
             )
             for method in options.methods
         ]
@@ -158,6 +160,12 @@ def run(
     return tables
 
 
+def _name(family: str, method: str, number: int) -> str:
+    """What the results of a setting are kept under: the setting itself, as grids may change."""
+    setting = METHODS[method].settings(family)[number]
+    return ", ".join([family, method, *(f"{name} {value:g}" for name, value in setting.items())])
+
+
 def trial(options: MetaOptions, family: str, method: str, number: int) -> list[list[list[float]]]:
     """The validation loss of a setting: by look, adapter and number of steps in `ADAPTED`."""
     seed = options.seed + TUNING
@@ -170,16 +178,24 @@ def measure(options: MetaOptions, family: str, method: str, number: int, seed: i
 
     Returns:
       By look, adapter and number of steps in `ADAPTED`, the loss of validation tasks, and loss and error of
-      test tasks; by look, the steps that the run had taken and λ of the adapters.
+      test tasks; by look, the steps that the run had taken and λ of the adapters; and their rates.
     """
     known, looks = _looks(options, family, method, number, seed, options.seconds)
     tasks = known.draw(options.test_tasks, seed, "test")
     found = [[judged(known, adapter, tasks) for adapter in look.adapters] for look in looks]
     loss, error = ([[one[part].tolist() for one in look] for look in found] for part in (0, 1))
     pulls = [[adapter.strength for adapter in look.adapters] for look in looks]
+    rates = [adapter.rate for adapter in looks[0].adapters]
     steps = [look.steps for look in looks]
     validation = _judged_looks(options, known, looks, seed)
-    return {"validation": validation, "loss": loss, "error": error, "pulls": pulls, "steps": steps}
+    return {
+        "validation": validation,
+        "loss": loss,
+        "error": error,
+        "pulls": pulls,
+        "rates": rates,
+        "steps": steps,
+    }
 
 
 def _looks(
@@ -246,6 +262,7 @@ def _row(
     row |= {
         "after one step": mean("loss", 0),
         "steps on a new task": taken,
+        "of size": "none" if METHODS[method].solves else f"{found[0]['rates'][adapter]:g}",
     }
     row |= {"upper step": setting["upper"], "lower step": setting.get("lower", "none")}
     pulls = [one["pulls"][look][adapter] for one, look in zip(found, looks, strict=True)]

@@ -51,7 +51,8 @@ _NONE = -9.0  # added to the logarithm of a strength: none
 # For each entry of the prior, how many groups and how many rows are divided into folds beside the evidence of
 # all: more would take longer and tell little more.
 _FOLDED, _FOLDED_ROWS = 10, 1_000
-_LOOSER = 10  # times the tolerance, on a part of the groups
+_COMPARED = 100  # groups that starts are compared on, where that takes Newton steps
+_OF_PART = 1e-4  # the tolerance on a part of the groups, unless it is larger on all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,18 +162,23 @@ def learn(
         mean = pooled_sums(sums)
         parabolas = Parabolas.of_sums(whole.sums.total[members], seen.known[members])
     candidates = starts(parabolas, prior, mean)
-    values = [few.value_and_gradient(one)[0] for one in candidates]
+    # To choose a start, closed forms cost little; Newton steps from nowhere are the most expensive ones.
+    first = few if loss.quadratic else few.part(few.blocks.of_groups(_COMPARED, seed))
+    values = [first.value_and_gradient(one)[0] for one in candidates]
     if not np.isfinite(values).any():
         raise ValueError(
             "groups cannot be fitted at the start: the loss must be finite at all targets, smooth and convex"
         )
-    x, unit = candidates[int(np.nanargmin(values))], abs(float(np.nanmin(values)))
+    ranked, unit = [candidates[place] for place in np.argsort(values)], abs(float(np.nanmin(values)))
+    # Groups that were not looked at may be out of reach from a start: the next best is taken then.
+    fine = (one for one in ranked if first is few or np.isfinite(few.value_and_gradient(one)[0]))
+    x = next(fine, ranked[0])
     weight = unit / panel.weight.sum()
     way = _Way(prior, x, panel.known, weight, max_iter, bx.make_progress(progress, max_iter))
     with way.display:
         for judge in [few, whole] if few is not whole else [whole]:
             if not way.interrupted:
-                way.descend(judge, tol if judge is whole else _LOOSER * tol)
+                way.descend(judge, tol if judge is whole else max(tol, _OF_PART))
     if not (np.diff(panel.offsets) > 1).any():
         way.x = way.x | {"scale": way.x["scale"] + _NONE}  # nothing tells how much groups differ
     outcome = bx.Outcome.INTERRUPTED if way.interrupted else bx.Outcome.FINISHED

@@ -23,6 +23,7 @@ from bilevax.applications.grouped.tiles import chunks
 
 _NEWTON_STEPS = 50
 _SHORTENED = (0.3, 0.1, 0.03, 0.01, 0.001)
+_NEARLY = 5e-2  # a last step of this size leaves an error of its square, which F does not see to first order
 _UNSOLVED = 1e-2  # of g, by which one more step would lower it
 _WRONG = 0.1  # of f: the most that it may be wrong by, as w is off
 _GAIN = 0.2  # of the expected decrease: the least that a whole step must have
@@ -101,8 +102,8 @@ def held_out_predictors(
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _predicted(prior: Prior, loss: Loss, x: X, data: dict[str, Array]) -> Array:
-    w, _, _ = _solve(prior, loss, x, data, jnp.zeros((len(data["known"]), prior.width, prior.columns)))
-    return _predictors(prior, x, w, data["Xh"], data["ofh"], data["known"])[..., 0]
+    w = _solve(prior, loss, x, data, jnp.zeros((len(data["known"]), prior.width, prior.columns)))[0]
+    return _predictors(data["Xh"], _coefficients(prior, x, w, data), data["ofh"])[..., 0]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -112,20 +113,36 @@ def _judge(prior: Prior, loss: Loss, x: X, data: dict[str, Array], w0: Array) ->
     The value is that of the scalar too: if w is a little off, f is wrong by ⟨v, ∇_w g⟩ to first order. If w
     is far off, as it cannot be found, that would be anything: the value is infinite, and x is not taken.
     """
-    w, hessian, _ = _solve(prior, loss, x, data, w0)
-    slope = jax.grad(lambda w: _upper(prior, loss, x, w, data))(w)
-    v = solve(hessian, slope.reshape(*hessian.shape[:2], 1)).reshape(w.shape)
+    w, hessian, _ = _solve(prior, loss, x, data, w0, nearly=True)
+
+    def of_held(beta: Array) -> tuple[Array, Array]:
+        losses = _weighted(loss, _predictors(data["Xh"], beta, data["ofh"]), data["th"], data["h"])
+        return jnp.sum(losses), jnp.sum(jnp.abs(losses))
+
+    def of_kept(beta: Array) -> Array:
+        return jnp.sum(_weighted(loss, _predictors(data["X"], beta, data["of"]), data["t"], data["a"]))
+
+    def solved(right: Array) -> Array:
+        return solve(hessian, right.reshape(*hessian.shape[:2], 1)).reshape(w.shape)
+
+    spread, beta = prior.spread(x), _coefficients(prior, x, w, data)
+    slope = jnp.einsum("de,bdc->bec", spread, jax.grad(lambda beta: of_held(beta)[0])(beta))
+    v = solved(slope)
+    # The Hessian is that before the last step, which was a short one: v is refined once by that of w itself.
+    bent = jax.jvp(jax.grad(of_kept), (beta,), (jnp.einsum("de,bec->bdc", spread, v),))[1]
+    v += solved(slope - v - jnp.einsum("de,bdc->bec", spread, bent))
 
     def scalar(x: X) -> tuple[Array, tuple[Array, Array]]:
-        by_w = jax.grad(lambda w: _lower(prior, loss, x, w, data))(w)
-        eta = _predictors(prior, x, w, data["Xh"], data["ofh"], data["known"])
-        losses, wrong = _weighted(loss, eta, data["th"], data["h"]), jnp.vdot(v, by_w)
-        return jnp.sum(losses) - wrong, (wrong, jnp.sum(jnp.abs(losses)))
+        along = jnp.einsum("de,bec->bdc", prior.spread(x), v)
+        beta = _coefficients(prior, x, w, data)
+        wrong = jax.jvp(of_kept, (beta,), (along,))[1] + jnp.vdot(v, w)  # ⟨v, ∇_w g⟩
+        value, size = of_held(beta)
+        return value - wrong, (wrong, size)
 
     (total, (wrong, size)), gradient = jax.value_and_grad(scalar, has_aux=True)(x)
     total = jnp.where(jnp.abs(wrong) <= _WRONG * size, total, jnp.inf)
-    solved = jnp.all(jnp.isfinite(w), (1, 2), keepdims=True)
-    return total, gradient, jnp.where(solved, w, w0)  # the next steps start here
+    found = jnp.all(jnp.isfinite(w), (1, 2), keepdims=True)
+    return total, gradient, jnp.where(found, w, w0)  # the next steps start here
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 4))
@@ -134,42 +151,34 @@ def _fit(prior: Prior, loss: Loss, x: X, data: dict[str, Array], variance: bool)
     variances; between them, by how much of its loss a group could still be better."""
     start = jnp.zeros((len(data["known"]), prior.width, prior.columns))
     w, hessian, left_over = _solve(prior, loss, x, data, start)
-    spread, mean = prior.spread(x), jax.vmap(lambda known: prior.mean(x, known))(data["known"])
-    coef = mean + jnp.einsum("de,bec->bdc", spread, w)
     # The rows of S for every column: coefficient (d, c) is row (d, c) of it times w.
-    every = jnp.kron(spread, jnp.eye(prior.columns, dtype=spread.dtype))
+    every = jnp.kron(prior.spread(x), jnp.eye(prior.columns, dtype=w.dtype))
     right = jnp.broadcast_to(every.T, (len(w), *every.T.shape))
     left = every @ solve(hessian, right)
     share = jnp.mean(1 - jnp.diagonal(left, axis1=1, axis2=2) / jnp.sum(every**2, 1), 1)
-    return coef, share, left_over, left if variance else jnp.zeros(())
+    return _coefficients(prior, x, w, data), share, left_over, left if variance else jnp.zeros(())
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _held_out(prior: Prior, loss: Loss, x: X, data: dict[str, Array]) -> tuple[Array, Array]:
-    w, hessian, _ = _solve(prior, loss, x, data, jnp.zeros((len(data["known"]), prior.width, 1)))
-    spread = prior.spread(x)
+    start = jnp.zeros((len(data["known"]), prior.width, 1))
+    w, hessian, _ = _solve(prior, loss, x, data, start)
     inverse = solve(hessian, jnp.broadcast_to(jnp.eye(prior.width), hessian.shape))
-    rows = data["Xh"] @ spread
+    rows = jnp.einsum("tdl,de->tle", data["Xh"], prior.spread(x))
     variance = jnp.sum((rows @ inverse[data["ofh"]]) * rows, -1)
-    error = data["th"] - _predictors(prior, x, w, data["Xh"], data["ofh"], data["known"])[..., 0]
+    error = data["th"] - _predictors(data["Xh"], _coefficients(prior, x, w, data), data["ofh"])[..., 0]
     return error / jnp.sqrt(1 + variance), data["h"]
 
 
-def _predictors(prior: Prior, x: X, w: Array, rows: Array, owner: Array, known: Array) -> Array:
-    mean = jax.vmap(lambda one: prior.mean(x, one))(known)
-    return rows @ (mean + jnp.einsum("de,bec->bdc", prior.spread(x), w))[owner]
+def _coefficients(prior: Prior, x: X, w: Array, data: dict[str, Array]) -> Array:
+    """β of every block, (blocks, d, columns)."""
+    mean = jax.vmap(lambda one: prior.mean(x, one))(data["known"])
+    return mean + jnp.einsum("de,bec->bdc", prior.spread(x), w)
 
 
-def _upper(prior: Prior, loss: Loss, x: X, w: Array, data: dict[str, Array]) -> Array:
-    """The weighted sum of the losses of held-out rows."""
-    eta = _predictors(prior, x, w, data["Xh"], data["ofh"], data["known"])
-    return jnp.sum(_weighted(loss, eta, data["th"], data["h"]))
-
-
-def _lower(prior: Prior, loss: Loss, x: X, w: Array, data: dict[str, Array]) -> Array:
-    """The sum of g over all blocks."""
-    eta = _predictors(prior, x, w, data["X"], data["of"], data["known"])
-    return jnp.sum(_weighted(loss, eta, data["t"], data["a"])) + 0.5 * jnp.sum(w**2)
+def _predictors(rows: Array, beta: Array, owner: Array) -> Array:
+    """Those of tiles (tiles, d, rows), as (tiles, rows, columns)."""
+    return jnp.einsum("tdl,tdc->tlc", rows, beta[owner])
 
 
 def _weighted(loss: Loss, eta: Array, target: Array, weight: Array) -> Array:
@@ -177,15 +186,17 @@ def _weighted(loss: Loss, eta: Array, target: Array, weight: Array) -> Array:
     return jnp.where(weight > 0, weight * jnp.where(weight > 0, values, 0.0), 0.0)
 
 
-def _solve(prior: Prior, loss: Loss, x: X, data: dict[str, Array], w0: Array) -> tuple[Array, Array, Array]:
+def _solve(
+    prior: Prior, loss: Loss, x: X, data: dict[str, Array], w0: Array, *, nearly: bool = False
+) -> tuple[Array, Array, Array]:
     """The minimisers of g, its Hessians, and by how much of g one more step would lower it.
 
     By Newton steps, of which the best of some lengths is taken; or, where that is better, by a step with the
-    curvature of a parabola above the loss, which always goes down.
+    curvature of a parabola above the loss, which always goes down. Sums over rows are those of X, and S comes
+    in once per block. With `nearly`, steps end earlier, and the Hessians are those before the last of them.
     """
-    rows, owner, weight = data["X"] @ prior.spread(x), data["of"], data["a"]
-    mean = jax.vmap(lambda known: prior.mean(x, known))(data["known"])
-    base, size = data["X"] @ mean[owner], prior.width * prior.columns
+    rows, owner, weight = data["X"], data["of"], data["a"]
+    spread, size = prior.spread(x), prior.width * prior.columns
     slope = jax.vmap(jax.vmap(jax.grad(loss.row)))
     bend = jax.vmap(jax.vmap(jax.hessian(loss.row)))
     above: Any = None if loss.bound is None else jax.vmap(jax.vmap(loss.bound))
@@ -193,22 +204,27 @@ def _solve(prior: Prior, loss: Loss, x: X, data: dict[str, Array], w0: Array) ->
     def by_block(tiles: Array) -> Array:
         return jax.ops.segment_sum(tiles, owner, len(w0), indices_are_sorted=True)
 
+    def predictors(w: Array) -> Array:
+        return _predictors(rows, _coefficients(prior, x, w, data), owner)
+
     def value(w: Array) -> Array:
-        losses = _weighted(loss, base + rows @ w[owner], data["t"], weight)
+        losses = _weighted(loss, predictors(w), data["t"], weight)
         return by_block(jnp.sum(losses, 1)) + 0.5 * jnp.sum(w**2, (1, 2))
 
     def direction(w: Array, bend: Any = bend) -> tuple[Array, Array, Array]:
         """A step, by how much it lowers the parabola with the same gradient, and the Hessian."""
-        eta = base + rows @ w[owner]
+        eta = predictors(w)
         real = weight[..., None] > 0
         first = jnp.where(real, weight[..., None] * slope(eta, data["t"]), 0.0)
         second = jnp.where(real[..., None], weight[..., None, None] * bend(eta, data["t"]), 0.0)
-        gradient = by_block(jnp.swapaxes(rows, 1, 2) @ first) + w
+        gradient = jnp.einsum("de,bdc->bec", spread, by_block(rows @ first)) + w
         if prior.columns == 1:
-            tiles = jnp.swapaxes(rows, 1, 2) @ (second[..., 0] * rows)
+            curved = by_block((rows * second[..., 0, 0][:, None]) @ jnp.swapaxes(rows, 1, 2))
+            hessian = spread.T @ curved @ spread
         else:
-            tiles = jnp.einsum("ble,blcd,blf->becfd", rows, second, rows).reshape(-1, size, size)
-        hessian = by_block(tiles) + jnp.eye(size, dtype=tiles.dtype)
+            curved = by_block(jnp.einsum("tdl,tlcp,tfl->tdcfp", rows, second, rows))
+            hessian = jnp.einsum("de,bdcfp,fg->becgp", spread, curved, spread).reshape(-1, size, size)
+        hessian += jnp.eye(size, dtype=hessian.dtype)
         step = solve(hessian, gradient.reshape(-1, size, 1)).reshape(w.shape)
         return step, 0.5 * jnp.sum(step * gradient, (1, 2)), hessian
 
@@ -216,14 +232,16 @@ def _solve(prior: Prior, loss: Loss, x: X, data: dict[str, Array], w0: Array) ->
         step, gain, hessian = direction(w0)
         return w0 - step, hessian, jnp.zeros_like(gain)
     enough, rounding = (1e-2, 1e-6) if w0.dtype == jnp.float32 else (1e-6, 1e-14)
+    if nearly and w0.dtype == jnp.float32:
+        enough = _NEARLY
     lengths = jnp.asarray([1.0, *_SHORTENED, 0.0], w0.dtype)
 
-    def unfinished(carry: tuple[Array, Array, Array, Array]) -> Array:
-        return carry[3] & (carry[2] < _NEWTON_STEPS)
+    def unfinished(carry: tuple[Array, ...]) -> Array:
+        return carry[-1] & (carry[-2] < _NEWTON_STEPS)
 
-    def newton(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
-        w, now, count, _ = carry
-        step, gain, _ = direction(w)
+    def newton(carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        w, now, _, _, count, _ = carry
+        step, gain, hessian = direction(w)
         then = value(w - step)
 
         def search() -> tuple[Array, Array]:
@@ -242,11 +260,13 @@ def _solve(prior: Prior, loss: Loss, x: X, data: dict[str, Array], w0: Array) ->
         fine = then <= now - _GAIN * gain + rounding * (1 + jnp.abs(now))
         moved, now = jax.lax.cond(jnp.all(fine), lambda: (step, then), search)
         left = jnp.max(jnp.abs(moved), (1, 2)) > enough * (1 + jnp.max(jnp.abs(w), (1, 2)))
-        return w - moved, now, count + 1, jnp.any(left)
+        return w - moved, now, hessian, gain, count + 1, jnp.any(left)
 
-    none = jnp.zeros((), jnp.int32)
-    w, now, _, _ = jax.lax.while_loop(unfinished, newton, (w0, value(w0), none, jnp.ones((), bool)))
-    _, gain, hessian = direction(w)
+    blank = jnp.zeros((len(w0), size, size), w0.dtype), jnp.zeros(len(w0), w0.dtype)
+    start = w0, value(w0), *blank, jnp.zeros((), jnp.int32), jnp.ones((), bool)
+    w, now, hessian, gain, _, _ = jax.lax.while_loop(unfinished, newton, start)
+    if not nearly:
+        _, gain, hessian = direction(w)
     return w, hessian, jnp.abs(gain) / (1 + jnp.abs(now))
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from bilevax.applications.grouped.blocks import Blocks, Places
+from bilevax.applications.grouped.blocks import TILE, Blocks, Places
 from bilevax.applications.grouped.device_sums import on_accelerator
 from bilevax.applications.grouped.panel import Panel
 
@@ -32,7 +32,8 @@ class Chunk:
     Attributes:
       blocks: the numbers of the blocks that are no padding.
       data: tiles to fit ("X", "t", "a": rows, targets and weights, and "of": the block of each) and to judge
-        ("Xh", "th", "h", "ofh"), and the metadata of every block ("known").
+        ("Xh", "th", "h", "ofh"), and the metadata of every block ("known"). Rows are (tiles, d, 16): products
+        are several times as fast that way.
     """
 
     blocks: np.ndarray
@@ -45,8 +46,10 @@ def chunks(blocks: Blocks) -> Iterator[Chunk]:
     tiles, of_held = kept.tiles, held.tiles
     wider = _WIDER if on_accelerator() else 1
     most = min(wider * _MOST, max(wider * _ENTRIES // panel.size**2, 1))
-    bounds = _boundaries(most, tiles, of_held)
-    spans = [np.arange(first, after) for first, after in itertools.pairwise(bounds)]
+    # By group: newcomers, which are fitted to few rows, are spread over all chunks.
+    order = np.argsort(blocks.group, kind="stable")
+    bounds = _boundaries(most, tiles[order], of_held[order])
+    spans = [order[first:after] for first, after in itertools.pairwise(bounds)]
     sizes = [power_of_two(max(int(count[span].sum()) for span in spans)) for count in (tiles, of_held)]
     blocks_of_all = power_of_two(max(map(len, spans)))
     for span in spans:
@@ -88,7 +91,10 @@ def _filled(
     """The tiles of some blocks, filled up with empty ones, which belong to the last of them."""
     owner, place, real = places.tiled(blocks)
     weight = np.where(real, panel.weight[place], 0.0)
-    rows = _device_rows(panel, place, size) if on_accelerator() else _padded(panel.at(place), size)
+    if on_accelerator():
+        rows = _device_rows(panel, place, size)
+    else:
+        rows = _host_rows(panel, places.part(blocks), owner, place, size)
     filled = rows, *(_padded(one, size) for one in (panel.target[place], weight, owner))
     out: dict[str, Any] = dict(zip(names, filled, strict=True))
     out[names[-1]][len(owner) :] = len(blocks) - 1  # owners ascend
@@ -98,6 +104,18 @@ def _filled(
 def _padded(array: np.ndarray, size: int) -> np.ndarray:
     out = np.zeros((size, *array.shape[1:]), array.dtype)
     out[: len(array)] = array
+    return out
+
+
+def _host_rows(panel: Panel, places: Places, owner: np.ndarray, place: np.ndarray, size: int) -> np.ndarray:
+    """Rows in tiles; those of a group are standardised once, although its blocks have most of them."""
+    start, first, whose = np.unique(places.start, return_index=True, return_inverse=True)
+    length = places.around[first]
+    before = np.cumsum(length) - length
+    inside = np.arange(length.sum()) + np.repeat(start - before, length)
+    rows = panel.at(inside).astype(jnp.result_type(float))
+    out = np.zeros((size, panel.size, TILE), rows.dtype)
+    out[: len(place)] = rows[place - (start - before)[whose[owner], None]].swapaxes(1, 2)
     return out
 
 
@@ -120,4 +138,4 @@ def _standardised(X: Array, place: Array, shift: Array, scale: Array, scaled: bo
     rows = ((X - shift) / scale).astype(dtype)
     if scaled:  # and without the one, which rows begin with
         rows = jnp.concatenate([jnp.ones((len(rows), 1), dtype), rows], 1)
-    return rows[place]
+    return jnp.swapaxes(rows[place], 1, 2)
