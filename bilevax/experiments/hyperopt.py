@@ -189,7 +189,7 @@ def _trial(name: str, method: str, config: dict[str, Any], options: HyperoptOpti
             batch_size=validation.BATCH,
             metrics={"validation loss": validation.validation_loss},
             every=max(1, options.steps // (2000 if method == BASE else 200)),
-            stop=bx.Stop(seconds=seconds, throw=False, raise_on_interrupt=True),
+            stop=bx.Stop(seconds=seconds, throw=False, raise_on_interrupt=True, verify=False),
         )
 
     run(1, None)  # compiles, outside of the limit
