@@ -188,7 +188,7 @@ def _trial(name: str, method: str, config: dict[str, Any], options: HyperoptOpti
             blocks_per_step=blocks_per_step,
             batch_size=validation.BATCH,
             metrics={"validation loss": validation.validation_loss},
-            every=max(1, options.steps // (2000 if method == BASE else 200)),
+            every=max(1, options.steps // (500 if method == BASE else 200)),
             stop=bx.Stop(seconds=seconds, throw=False, raise_on_interrupt=True, verify=False),
         )
 
