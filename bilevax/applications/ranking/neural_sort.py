@@ -51,7 +51,8 @@ def relaxed_sort(scores: Array, temperature: Any, passes: int = _PASSES) -> Arra
     scaling = n + 1 - 2 * (place + 1)
     matrix = jax.nn.softmax((scaling[:, None] * scores[None, :] - distance[None, :]) / temperature, axis=1)
 
-    rows, columns = _scales(matrix, passes)
+    scales: Any = _scales(matrix, passes)
+    rows, columns = scales
     return rows[:, None] * matrix * columns[None, :]
 
 
