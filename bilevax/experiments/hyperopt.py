@@ -63,13 +63,19 @@ class HyperoptOptions:
         check_names("data", self.data, validation.DATA)
 
     def quick(self) -> HyperoptOptions:
-        """A short check: few trials, steps, rows and blocks; where it tunes, on one data set.
+        """A short check: the first data set, few trials, steps, rows and blocks.
 
         Few steps limit it, not seconds, in which a busy machine may take none.
         """
-        few: dict[str, Any] = {"steps": 100, "seconds": None, "rows": 1000, "blocks": 10}
+        few: dict[str, Any] = {
+            "data": self.data[:1],
+            "steps": 100,
+            "seconds": None,
+            "rows": 1000,
+            "blocks": 10,
+        }
         if self.protocol == "paper":
-            few |= {"data": self.data[:1], "trials": 1, "settings": 1, "tuning_steps": 20}
+            few |= {"trials": 1, "settings": 1, "tuning_steps": 20}
         else:
             few |= {"trials": 2, "shorter": (0.05, 0.2)}
         return dataclasses.replace(self, **few)
