@@ -101,6 +101,8 @@ def ablation(
     trials: Trials = 4,
     steps: Steps = 2000,
     seed: Seed = 0,
+    processes: Processes = 1,
+    resume: Resume = False,
     out: Out = RESULTS,
     quick: Quick = False,
 ) -> None:
@@ -109,7 +111,7 @@ def ablation(
         from bilevax.experiments import ablation
 
         options = ablation.AblationOptions(trials=trials, steps=steps, seed=seed, **given(methods=method))
-        ablation.run(options, out / "ablation", quick=quick)
+        ablation.run(options, out / "ablation", quick=quick, resume=resume, processes=processes)
 
 
 @experiment(PAPER, "noise --seeds 2")
