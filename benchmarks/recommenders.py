@@ -1,6 +1,7 @@
 """`TopKRecommender` with its defaults, beside popularity, EASE and ALS, on tables of several shapes.
 
-    python -m benchmarks.recommenders ml-1m dense sparse implicit --seeds 3
+    python -m benchmarks.recommenders dense medium sparse implicit --seeds 3 --processes 4
+    python -m benchmarks.recommenders ml-1m --resume
 
 The last five items of every user are for testing; everything else is the table that a user would have.
 `TopKRecommender` is fitted to it with its defaults and holds out development items by itself. The others
@@ -18,9 +19,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from scipy import stats
 
 from bilevax.applications.ranking import Held, Ratings, TopKRecommender, hold_out
 from bilevax.data import Interactions, generate, load_interactions, make_interactions, split_last
+from bilevax.experiments.kept import Kept, Task
 from bilevax.experiments.ndcg_baselines import (
     BASELINES,
     Baseline,
@@ -140,24 +142,27 @@ def recommender(case: Case, **arguments: Any) -> tuple[Scores, str]:
     return scores, f"epoch {made.best_epoch_:.0f}"
 
 
-def compare(case: Case, variants: dict[str, dict[str, Any]], closed_forms: list[str]) -> dict[str, Score]:
-    """Test NDCG@10, seconds and a note, by method."""
-    held = hold_out(case.test, [case.seen])
-    runs: dict[str, Callable[[], tuple[Scores, str]]] = {}
-    for name in closed_forms:
-        runs[name] = lambda closed=CLOSED_FORMS[name]: chosen(closed, case)
-    for name, arguments in variants.items():
-        runs[name] = lambda arguments=arguments: recommender(case, **arguments)
-    out = {}
-    for name, fit in runs.items():
-        began = time.perf_counter()
-        scores, note = fit()
-        out[name] = Score(ndcg(scores, held), time.perf_counter() - began, note)
-    return out
+def score(table: str, seed: int, method: str, arguments: dict[str, Any] | None) -> Score:
+    """The result of a method on a table: of a closed form, or of the recommender with these arguments."""
+    case = case_of(table, seed)
+    began = time.perf_counter()
+    if arguments is None:
+        scores, note = chosen(CLOSED_FORMS[method], case)
+    else:
+        scores, note = recommender(case, seed=seed, **arguments)
+    found = Score(ndcg(scores, hold_out(case.test, [case.seen])), time.perf_counter() - began, note)
+    print(f"{table} {seed} {method}: {found.ndcg:.4f}  {found.seconds:.1f} s  {note}", flush=True)
+    return found
+
+
+@functools.cache
+def case_of(table: str, seed: int) -> Case:
+    """A table that is split."""
+    return make_case(load_table(table, seed))
 
 
 def main() -> None:
-    """Prints a line for every fit, and writes a table after every split."""
+    """Prints a line for every fit, and writes a table."""
     parser = argparse.ArgumentParser("python -m benchmarks.recommenders", description=__doc__)
     parser.add_argument("tables", nargs="*", default=["dense", "medium", "sparse", "implicit"])
     parser.add_argument("--seeds", type=int, default=3, help="of generated tables; MovieLens has one split")
@@ -166,25 +171,35 @@ def main() -> None:
     parser.add_argument(
         "--variants", default='{"TopKRecommender": {}}', help="arguments of the recommender, as JSON by name"
     )
+    parser.add_argument("--processes", type=int, default=1, help="fits at a time, each on its own core")
+    parser.add_argument("--resume", action="store_true", help="fit only what is missing in the folder")
     parser.add_argument("--out", type=Path, default=Path("results/recommenders"))
     options = parser.parse_args()
-    report = Report(options.out, {name: one for name, one in vars(options).items() if name != "out"})
-    found: dict[str, dict[str, list[Score]]] = {}
-    for name in options.tables:
-        count = options.seeds if name in (*SIZES, "implicit") else 1
-        for seed in range(options.first_seed, options.first_seed + count):
-            case = make_case(load_table(name, seed))
-            variants = {
-                variant: arguments | {"seed": seed}
-                for variant, arguments in json.loads(options.variants).items()
-            }
-            for method, got in compare(case, variants, options.closed).items():
-                found.setdefault(name, {}).setdefault(method, []).append(got)
-                print(f"{name} {seed} {method}: {got.ndcg:.4f}  {got.seconds:.1f} s  {got.note}", flush=True)
-            report.csv("recommenders", [_row(*item) for item in found.items()])
+    variants = json.loads(options.variants)
+    apart = ("out", "resume", "processes")
+    report = Report(options.out, {name: one for name, one in vars(options).items() if name not in apart})
+    kept = Kept(options.out / "kept.json", {"variants": variants}, resume=options.resume)
+    every = range(options.first_seed, options.first_seed + options.seeds)
+    seeds = {name: every if name in (*SIZES, "implicit") else every[:1] for name in options.tables}
+    tasks: dict[str, Task] = {
+        _name(name, seed, method): functools.partial(score, name, seed, method, arguments)
+        for name, chosen in seeds.items()
+        for seed in chosen
+        for method, arguments in (variants | dict.fromkeys(options.closed)).items()  # the longest first
+    }
+    found = kept.fill(tasks, options.processes, alone=True)
+
+    def scores(name: str, method: str) -> list[Score]:
+        return [Score(*found[_name(name, seed, method)]) for seed in seeds[name]]
+
+    rows = [_row(name, {one: scores(name, one) for one in (*options.closed, *variants)}) for name in seeds]
     note = "Test NDCG@10, mean ± standard error over seeds, and seconds of a fit with its search."
-    report.table("recommenders", [_row(*item) for item in found.items()], "Recommenders", note)
+    report.table("recommenders", rows, "Recommenders", note)
     report.finish()
+
+
+def _name(table: str, seed: int, method: str) -> str:
+    return f"{table} {seed} {method}"
 
 
 def _row(name: str, methods: dict[str, list[Score]]) -> dict[str, Any]:

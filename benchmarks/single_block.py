@@ -1,6 +1,6 @@
 """One block: compares methods on three finite problems, by seconds and by passes over the data.
 
-    python -m benchmarks.single_block a8a w8a mnist --seconds 6
+    python -m benchmarks.single_block a8a w8a mnist --processes 8
 
 a8a, w8a: a strength of l2 regularisation per feature, for logistic regression,
 
@@ -16,11 +16,11 @@ The gap is (h(x) − h*)/(h(x₀) − h*). h is computed exactly, by solving for
 is the smallest value of all runs and of L-BFGS on h with exact gradients, from several starts. Every method,
 ours and those of others (`single_block_peers.py`), has the same start, and is run with both kinds of upper
 steps: plain ones, and Adam with a falling step; both in the same box. The steps, and how often a method looks
-at all rows, are chosen by the same search, in shorter runs on another seed. Seconds are the processor time of
-one core, to which the process is pinned: with more of them XLA hands small operations from thread to thread,
-which doubles the time of a step. The methods take turns seed by seed. Kinds of steps, or methods, may run in
-processes and on cores of their own (`--kinds`, `--methods`, `--evaluations 0`, each with its `--out`);
-`--join` then makes one table of their folders.
+at all rows, are chosen by the same search: short runs of all points of a grid on one seed, then runs of full
+length of the best few on two others, in which the least mean of h over the marks wins. Seconds are the
+processor time of one core, to which a process is pinned: with more of them XLA hands small operations from
+thread to thread, which doubles the time of a step. With `--processes` several methods run at a time, each on
+its own core. Every result is kept as it comes; `--resume` computes what is missing.
 
 Data: the folder BILEVAX_DATA, with libsvm/a8a, a8a.t, w8a, w8a.t, and mnist.npz.
 """
@@ -28,8 +28,8 @@ Data: the folder BILEVAX_DATA, with libsvm/a8a, a8a.t, w8a, w8a.t, and mnist.npz
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -52,24 +52,42 @@ from benchmarks.single_block_runs import (
     run,
     skipped,
 )
+from bilevax.experiments.kept import Kept, Task
 from bilevax.experiments.report import Report
 
-RARITIES = (1.0, 4.0)  # of looks at all rows: as many rows as the steps between them read, or a quarter
+RARITIES = (1.0, 4.0, 16.0)  # of looks at all rows: as many rows as the steps between them read, or fewer
+FINALISTS = 3  # points that the search runs for the full time
 
 
 def tune(
-    case: Case, method: str, kind: str, seconds: float, clock: Callable[[], float]
+    case: Case, method: str, kind: str, options: argparse.Namespace, clock: Callable[[], float]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The point of a grid of steps with the smallest h after some time; and all points."""
-    tried = []
+    """The point of a grid of steps with the smallest h, and all points.
+
+    h after a short run on one seed chooses finalists; of these the least mean over two other seeds and the
+    marks of a full run wins.
+    """
     uppers = case.adam_steps if kind == "adam" else case.upper_steps
     rarities = RARITIES if method in PASSES else (1.0,)
-    for upper, lower, rarity in itertools.product(uppers, case.lower_steps, rarities):
-        setting = {"kind": kind, "upper_step": upper, "lower_step": lower, "rarity": rarity}
-        found = run(case, method, setting, seconds, 1000, clock)
-        value = case.value(found.x[-1], found.y[-1]) if len(found.x) == len(MARKS) else np.inf
-        tried.append(setting | {"value": value})
-    return min(tried, key=lambda one: one["value"]), tried
+    names = ("upper_step", "lower_step", "rarity")
+    points = [
+        {"kind": kind} | dict(zip(names, values, strict=True))
+        for values in itertools.product(uppers, case.lower_steps, rarities)
+    ]
+
+    def values(point: dict[str, Any], seconds: float, seed: int, marks: int) -> list[float]:
+        found = run(case, method, point, seconds, seed, clock)
+        if len(found.x) < len(MARKS):
+            return [np.inf]
+        return [case.value(x, y) for x, y in list(zip(found.x, found.y, strict=True))[-marks:]]
+
+    tried = [point | {"value": values(point, options.tune_seconds, 1000, 1)[0]} for point in points]
+    tried.sort(key=lambda one: one["value"])
+    for one in tried[:FINALISTS]:
+        point = {name: one[name] for name in ("kind", *names)}
+        seen = [v for seed in (1001, 1002) for v in values(point, options.seconds, seed, len(MARKS) - 1)]
+        one["full runs"], one["least"] = float(np.mean(seen)), float(np.min(seen))
+    return min(tried[:FINALISTS], key=lambda one: one["full runs"]), tried
 
 
 def rows_of(name: str, record: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -93,17 +111,13 @@ def rows_of(name: str, record: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield row | {"steps/s": f"{speed:.0f}", "passes": f"{whole[0]['passes'][-1]:.0f}"}
 
 
-def write(report: Report) -> None:
-    """The table of all problems whose records are in the folder."""
-    found = {
-        path.stem.removeprefix("single_block_"): json.loads(path.read_text(encoding="utf-8"))
-        for path in sorted(report.folder.glob("single_block_*.json"))
-    }
+def write(report: Report, found: dict[str, dict[str, Any]]) -> None:
+    """The table of problems, from their records by name."""
     for name, record in found.items():
         report.fact(f"{name}: h", {key: record[key] for key in ("start", "least", "reference")})
     note = (
         f"Batches of {BATCH} rows. Gap: (h(x) − h*)/(h(x₀) − h*) after seconds of one core, the median over "
-        "seeds; least and largest: over seeds, in the end. η, τ, rarity: chosen in shorter runs."
+        "seeds; least and largest: over seeds, in the end. η, τ, rarity: chosen by the search."
     )
     rows = [row for name, record in found.items() for row in rows_of(name, record)]
     report.table("single_block", rows, "One block, like for like", note)
@@ -137,51 +151,87 @@ def speeds(
     return found
 
 
-def compare(
-    case: Case,
-    options: argparse.Namespace,
-    clock: Callable[[], float],
-    save: Callable[[dict[str, Any]], None],
-) -> dict[str, Any]:
-    """All methods with all kinds of steps on a problem; what there is, is saved seed by seed."""
-    record: dict[str, Any] = {"seconds": options.seconds, "clock": options.clock, "methods": {}}
-    record |= {"start": case.value(case.x0, case.y0), "reference": np.inf}
-    record |= {"least": record["start"], "best": np.asarray(case.x0).tolist()}
-    methods = [method for method in options.methods if skipped(method, case) is None]
-    for kind in options.kinds:
-        found = record["methods"].setdefault(kind, {})
-        for method in methods:
-            best_point, tried = tune(case, method, kind, options.tune_seconds, clock)
-            setting = {name: one for name, one in best_point.items() if name != "value"}
-            found[method] = {"setting": setting, "tried": tried, "runs": []}
-            record["least"] = min([record["least"], *(one["value"] for one in tried)])
-            print(kind, method, setting, flush=True)
-        for seed in range(options.seeds):
-            for method in methods:
-                one = run(case, method, found[method]["setting"], options.seconds, seed, clock)
-                h = [case.value(x, y) for x, y in zip(one.x, one.y, strict=True)]
-                if h and h[-1] < record["least"]:
-                    record["best"] = np.asarray(one.x[-1]).tolist()
-                record["least"] = min([record["least"], *h])
-                kept = {"seconds": one.seconds, "steps": one.steps, "passes": one.passes, "value": h}
-                found[method]["runs"].append(kept)
-            save(record)
-    return record
+def measure(name: str, kind: str, method: str, options: argparse.Namespace) -> dict[str, Any]:
+    """The search and the reported runs of a method with one kind of steps; the least h and its x."""
+    case, clock = case_of(name), clock_of(options)
+    point, tried = tune(case, method, kind, options, clock)
+    setting = {one: point[one] for one in ("kind", "upper_step", "lower_step", "rarity")}
+    record: dict[str, Any] = {"setting": setting, "tried": tried, "runs": []}
+    record |= {"least": min(one.get("least", one["value"]) for one in tried), "best": None}
+    reached = np.inf
+    for seed in range(options.seeds):
+        one = run(case, method, setting, options.seconds, seed, clock)
+        h = [case.value(x, y) for x, y in zip(one.x, one.y, strict=True)]
+        if h and h[-1] < reached:
+            reached, record["best"] = h[-1], [round(float(v), 6) for v in np.ravel(one.x[-1])]
+        record["least"] = min([record["least"], *h])
+        kept = {"seconds": one.seconds, "steps": one.steps, "passes": one.passes, "value": h}
+        record["runs"].append(kept)
+    return record | {"reached": reached}
 
 
-def joined(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """One record of several of a problem, with different methods or kinds of steps."""
-    best = min(records, key=lambda one: one["least"])
-    methods: dict[str, Any] = {}
-    for kind, found in (item for one in records for item in one["methods"].items()):
-        methods.setdefault(kind, {}).update(found)
-    return best | {"methods": {kind: methods[kind] for kind in KINDS if kind in methods}}
+def reference(name: str, place: int, options: argparse.Namespace) -> float:
+    """The least h that L-BFGS finds from one of the starts of a problem."""
+    case = case_of(name)
+    return case.least(case.starts[place], options.evaluations, options.reference_seconds)
 
 
-def solve(case: Case, record: dict[str, Any], evaluations: int) -> dict[str, Any]:
-    """The record with h* as L-BFGS finds it, if that is less than what the runs found."""
-    reference = case.least(evaluations, np.array(record["best"])) if evaluations else np.inf
-    return record | {"reference": reference, "least": float(min(record["least"], reference))}
+def tasks(name: str, options: argparse.Namespace) -> dict[str, Task]:
+    """What computes the results of a problem, by name; the longest first."""
+    case = case_of(name)
+    found: dict[str, Task] = {}
+    if options.evaluations:
+        for place in range(len(case.starts)):
+            found[f"{name}, reference {place}"] = functools.partial(reference, name, place, options)
+    for kind, method in itertools.product(options.kinds, options.methods):
+        if skipped(method, case) is None:
+            found[f"{name}, {kind}, {method}"] = functools.partial(measure, name, kind, method, options)
+    return found
+
+
+def record_of(name: str, found: dict[str, Any], kept: Kept, options: argparse.Namespace) -> dict[str, Any]:
+    """All results of a problem: its runs by kind and method, and h* by all of them."""
+    case = case_of(name)
+    methods: dict[str, Any] = {kind: {} for kind in options.kinds}
+    for kind, method in itertools.product(options.kinds, options.methods):
+        if f"{name}, {kind}, {method}" in found:
+            methods[kind][method] = found[f"{name}, {kind}, {method}"]
+    runs = [one for ones in methods.values() for one in ones.values()]
+    best = min(runs, key=lambda one: one["reached"], default=None)
+    ends = [found[one] for one in found if one.startswith(f"{name}, reference")]
+    if options.evaluations and best is not None and best["best"] is not None:
+
+        def from_best() -> float:
+            return case.least(np.array(best["best"]), options.evaluations, options.reference_seconds)
+
+        ends.append(kept.get(f"{name}, reference from {best['reached']:.8f}", from_best))
+    return {
+        "seconds": options.seconds,
+        "start": case.value(case.x0, case.y0),
+        "reference": min(ends, default=np.inf),
+        "least": float(min([*ends, *(one["least"] for one in runs)])),
+        "methods": methods,
+    }
+
+
+def clock_of(options: argparse.Namespace) -> Callable[[], float]:
+    """The clock of the measurements."""
+    return time.perf_counter if options.clock == "wall" else time.process_time
+
+
+@functools.cache
+def case_of(name: str) -> Case:
+    """A problem, from the folder of the data."""
+    return CASES[name](Path(os.environ.get("BILEVAX_DATA", "data")))
+
+
+def _is_there(name: str) -> bool:
+    try:
+        case_of(name)
+    except FileNotFoundError as error:
+        print(f"skipped {name}: {error}. Set BILEVAX_DATA to the folder of the data.")
+        return False
+    return True
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -192,48 +242,38 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--kinds", nargs="*", default=[*KINDS], choices=KINDS)
     parser.add_argument("--seconds", type=float, default=6.0, help="duration of the reported runs")
     parser.add_argument("--tune-seconds", type=float, default=1.0, help="duration of the runs of the search")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--evaluations", type=int, default=300, help="of h by L-BFGS, per start")
+    parser.add_argument("--reference-seconds", type=float, default=120.0, help="of L-BFGS, per start")
     parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu", help="cpu: of all threads")
     parser.add_argument("--speed", action="store_true", help="only the time of a step, and of a pass")
-    parser.add_argument(
-        "--join", type=Path, nargs="*", default=[], help="folders of runs with --evaluations 0, to join"
-    )
+    parser.add_argument("--processes", type=int, default=1, help="methods at a time, each on its own core")
+    parser.add_argument("--resume", action="store_true", help="compute only what is missing in the folder")
     parser.add_argument("--out", type=Path, default=Path("results/single_block"))
     options = parser.parse_args(arguments)
-    clock = time.perf_counter if options.clock == "wall" else time.process_time
-    if options.clock == "cpu" and hasattr(os, "sched_setaffinity"):
+    if options.processes == 1 and options.clock == "cpu" and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before JAX counts the cores
+    apart = ("out", "resume", "processes", "speed", "cases", "methods", "kinds")
+    shared = {name: one for name, one in vars(options).items() if name not in apart}
     report = Report(
-        options.out, {name: one for name, one in vars(options).items() if name not in ("out", "join")}
+        options.out, {name: one for name, one in vars(options).items() if name not in ("out", "resume")}
     )
-    fastest: list[dict[str, Any]] = []
-    for name in options.cases:
-        try:
-            case = CASES[name](Path(os.environ.get("BILEVAX_DATA", "data")))
-        except FileNotFoundError as error:
-            print(f"skipped {name}: {error}. Set BILEVAX_DATA to the folder of the data.")
-            continue
-        if options.speed:
-            for method, times in speeds(case, options, clock).items():
+    known = [name for name in options.cases if _is_there(name)]
+    if options.speed:
+        rows: list[dict[str, Any]] = []
+        for name in known:
+            for method, times in speeds(case_of(name), options, clock_of(options)).items():
                 row = {f"µs of a {what}": f"{took:.1f}" for what, took in times.items()}
-                fastest.append({"problem": name, "method": method} | row)
-            continue
-        file = f"single_block_{name}.json"
-
-        def save(record: dict[str, Any], file: str = file) -> None:
-            (options.out / file).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
-        paths = [folder / file for folder in options.join if (folder / file).exists()]
-        if options.join and not paths:
-            continue
-        parts = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-        record = joined(parts) if parts else compare(case, options, clock, save)
-        save(solve(case, record, options.evaluations))
-        write(report)
-    if fastest:
+                rows.append({"problem": name, "method": method} | row)
         note = "Microseconds of one core, the least of six turns; a pass looks at all rows."
-        report.table("speed", fastest, "Time of a step at one block", note)
+        report.table("speed", rows, "Time of a step at one block", note)
+    else:
+        kept = Kept(options.out / "kept.json", shared, resume=options.resume)
+        asked = {name: tasks(name, options) for name in known}
+        every = {one: task for each in asked.values() for one, task in each.items()}
+        found = kept.fill(every, options.processes, alone=True)
+        each = {name: {one: found[one] for one in names} for name, names in asked.items()}
+        write(report, {name: record_of(name, one, kept, options) for name, one in each.items()})
     report.finish()
 
 

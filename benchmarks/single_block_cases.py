@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,9 @@ import bilevax as bx
 WIDTHS = {"a8a": 123, "w8a": 300}
 # Upper steps, plain and of Adam, and lower steps: wide enough that no method is best at an edge for its lack.
 GRIDS = {
-    "a8a": ((10.0, 30.0, 100.0), (0.0005, 0.001, 0.002), (0.1, 0.2, 0.4)),
-    "w8a": ((300.0, 1000.0, 3000.0), (0.001, 0.003, 0.01), (0.2, 0.4, 1.0)),
-    "mnist": ((3e3, 1e4, 3e4), (0.03, 0.1, 0.3), (0.05, 0.1, 0.2)),
+    "a8a": ((30.0, 60.0, 120.0, 240.0), (0.00025, 0.0005, 0.001, 0.002), (0.1, 0.2, 0.4, 0.8)),
+    "w8a": ((1000.0, 3000.0, 1e4, 3e4), (0.001, 0.003, 0.01), (0.2, 0.4, 1.0, 2.0)),
+    "mnist": ((3e3, 1e4, 3e4, 1e5), (0.03, 0.1, 0.3, 1.0), (0.05, 0.1, 0.2)),
 }
 ROWS, CLEAN, RIDGE = 20_000, 5_000, 0.01  # of the data cleaning problem
 
@@ -37,7 +38,8 @@ class Case:
       problem: the problem.
       x0, y0: the start.
       value: h(x) = f(x, y(x)), from x and a start for solving for y(x).
-      least: min h as L-BFGS finds it, from a number of evaluations per start, and the best x of the runs.
+      least: min h as L-BFGS finds it from a start, within a number of evaluations and of seconds.
+      starts: some of them.
       box: bounds on x_j, from the lower step.
       upper_steps, adam_steps, lower_steps: the grid of the search.
       upper_sees_x: whether f reads x; it does not in these problems.
@@ -47,7 +49,8 @@ class Case:
     x0: Any
     y0: Any
     value: Callable[[Any, Any], float]
-    least: Callable[[int, Any], float]
+    least: Callable[[Any, int, float], float]
+    starts: list[Any]
     box: Callable[[float], tuple[float, float]]
     upper_steps: tuple[float, ...]
     adam_steps: tuple[float, ...]
@@ -55,16 +58,24 @@ class Case:
     upper_sees_x: bool = False
 
 
-def lowest(both: Any, starts: list[Any], evaluations: int, bounds: Any = None) -> float:
-    """The least value that L-BFGS finds from several starts, given the value with its gradient."""
-    found = [
-        minimize(
-            both, np.asarray(start, float), jac=True, method="L-BFGS-B", bounds=bounds,
-            options={"maxfun": evaluations, "maxiter": evaluations, "maxcor": 30, "gtol": 1e-8, "ftol": 0},
-        ).fun
-        for start in starts
-    ]  # fmt: skip
-    return float(min(found))
+def lowest(both: Any, start: Any, evaluations: int, seconds: float, bounds: Any = None) -> float:
+    """The least value that L-BFGS finds from a start, given the value with its gradient."""
+    began, least = time.monotonic(), [np.inf]
+
+    def watched(x: np.ndarray) -> tuple[float, np.ndarray]:
+        value, slope = both(x)
+        least[0] = min(least[0], value)
+        return value, slope
+
+    def late(intermediate_result: Any) -> None:
+        if time.monotonic() - began > seconds:
+            raise StopIteration
+
+    minimize(
+        watched, np.asarray(start, float), jac=True, method="L-BFGS-B", bounds=bounds, callback=late,
+        options={"maxfun": evaluations, "maxiter": evaluations, "maxcor": 30, "gtol": 1e-8, "ftol": 0},
+    )  # fmt: skip
+    return float(least[0])
 
 
 # --- a strength of regularisation per feature ------------------------------------
@@ -118,11 +129,10 @@ class Regularised:
         v = np.linalg.solve(hessian, -(self.held.T @ expit(-scores)) / len(scores))
         return float(np.mean(np.logaddexp(0, -scores))), -np.exp(x) * y * v
 
-    def least(self, evaluations: int, best: Any) -> float:
-        """Min h, from x = 0, from weak and from strong regularisation, and from the best x of the runs."""
-        width = self.signed.shape[1]
-        starts = [np.zeros(width), np.full(width, -6.0), np.full(width, -1.0), best]
-        return lowest(self.value_and_gradient, starts, evaluations, [(-25, 25)] * width)
+    def least(self, start: Any, evaluations: int, seconds: float) -> float:
+        """Min h."""
+        bounds = [(-25, 25)] * self.signed.shape[1]
+        return lowest(self.value_and_gradient, start, evaluations, seconds, bounds)
 
 
 def _box(lower_step: float) -> tuple[float, float]:
@@ -141,7 +151,8 @@ def regularised(name: str, folder: Path) -> Case:
     exact = Regularised(*parts[0], *parts[1])
     problem = bx.Problem(_upper, _lower, 1, upper_data=data[1], lower_data=data[0])
     start = jnp.zeros(width), jnp.zeros((1, width))
-    return Case(problem, *start, exact.value, exact.least, _box, *GRIDS[name])
+    starts = [np.full(width, level) for level in (0.0, -6.0, -1.0)]  # middling, weak and strong
+    return Case(problem, *start, exact.value, exact.least, starts, _box, *GRIDS[name])
 
 
 # --- a weight per training row -----------------------------------------------------
@@ -211,9 +222,9 @@ class Weighted:
         value = float(-log_softmax(logits, 1)[np.arange(len(logits)), self.held_labels].mean())
         return value, -weight * (1 - expit(x)) * through
 
-    def least(self, evaluations: int, best: Any) -> float:
-        """Min h, from x = 0 and from the best x of the runs."""
-        return lowest(self.value_and_gradient, [np.zeros(len(self.rows)), best], evaluations)
+    def least(self, start: Any, evaluations: int, seconds: float) -> float:
+        """Min h."""
+        return lowest(self.value_and_gradient, start, evaluations, seconds)
 
 
 def cleaning(folder: Path) -> Case:
@@ -241,6 +252,7 @@ def cleaning(folder: Path) -> Case:
         jnp.zeros((1, rows.shape[1], 10)),
         exact.value,
         exact.least,
+        [np.zeros(ROWS)],
         lambda _: (-np.inf, np.inf),
         *GRIDS["mnist"],
     )

@@ -19,6 +19,7 @@ import numpy as np
 
 from bilevax._run.chunks import compiled_chunk, compiled_start, numbers_as_arrays
 from bilevax.experiments import figures
+from bilevax.experiments.report import Report
 from bilevax.experiments.theorems import lanes
 from bilevax.experiments.theorems.problems import initial_rows, make_family, make_task
 from bilevax.experiments.theorems.scalings import METHODS, Sizes
@@ -55,7 +56,7 @@ class Row:
 
 def measure(varied: str, sizes: Sizes, epsilon: float, seeds: int, most: int) -> Row:
     """Steps and time per step for one size."""
-    family = make_family(False, BLOCKS, DIMENSION, ROWS, COPIES)
+    family = make_family("quadratic", BLOCKS, DIMENSION, ROWS, COPIES)
     solver = METHOD.make(CONSTANT, epsilon, sizes, family.constants)
     task = make_task(family, sizes, initial_rows(epsilon))
     keys = jax.random.split(jax.random.key(7), seeds)
@@ -82,26 +83,31 @@ def time_of_step(task: lanes.Task, solver: Any, steps: int = 4000, turns: int = 
     return best
 
 
-def markdown(rows: list[Row]) -> str:
-    """A table with speed-ups relative to the first row of each group."""
-    lines = [
-        "| varied | I | B | steps | µs per step | seconds | speed-up in steps | theory | in seconds |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+def table(rows: list[Row]) -> list[dict[str, Any]]:
+    """The rows, with speed-ups relative to the first one of each group."""
+    found: list[dict[str, Any]] = []
     first: dict[str, Row] = {}
     for row in rows:
         start = first.setdefault(row.varied, row)
-        lines.append(
-            f"| {row.varied} | {row.I} | {row.B} | {row.steps:,.0f} | {row.microseconds:.1f} | "
-            f"{row.seconds:.3f} | {start.steps / row.steps:.1f} | {start.theory / row.theory:.1f} | "
-            f"{start.seconds / row.seconds:.1f} |"
+        found.append(
+            {
+                "varied": row.varied,
+                "I": row.I,
+                "B": row.B,
+                "steps": f"{row.steps:.0f}",
+                "µs per step": f"{row.microseconds:.1f}",
+                "seconds": f"{row.seconds:.3f}",
+                "speed-up in steps": f"{start.steps / row.steps:.1f}",
+                "theory": f"{start.theory / row.theory:.1f}",
+                "in seconds": f"{start.seconds / row.seconds:.1f}",
+            }
         )
-    return "\n".join(lines)
+    return found
 
 
 @figures.styled
-def plot(rows: list[Row], path: Path) -> None:
-    """Plots steps, with the theorem's, and seconds over each size."""
+def plot(rows: list[Row]) -> Any:
+    """Steps, with the theorem's, and seconds over each size."""
     figure, ((left, right),) = figures.panels(1, 2)
     for varied, (color, marker) in zip(FIELDS, figures.shades(len(FIELDS)), strict=True):
         group = [row for row in rows if row.varied == varied]
@@ -113,7 +119,7 @@ def plot(rows: list[Row], path: Path) -> None:
     left.set(xlabel="size", ylabel="steps (dotted: theory)")
     right.set(xlabel="size", ylabel=f"seconds on {jax.devices()[0].device_kind}")
     figures.legend_of_all(figure)
-    figures.save(figure, path)
+    return figure
 
 
 def main() -> None:
@@ -122,25 +128,26 @@ def main() -> None:
     parser.add_argument("--epsilon", type=float, default=0.1)
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--most", type=int, default=1_000_000, help="maximum number of steps of a run")
-    parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--out", type=Path, default=Path("results/speedup"))
     options = parser.parse_args()
+    report = Report(options.out, {name: one for name, one in vars(options).items() if name != "out"})
     rows = []
     for varied, fields in FIELDS.items():
         for size in options.sizes:
             sizes = dataclasses.replace(BASE, **dict.fromkeys(fields, size))
             rows.append(measure(varied, sizes, options.epsilon, options.seeds, options.most))
             print(rows[-1], flush=True)
+            report.csv("speedup", table(rows))
     note = (
         f"BSVRB v2, m = {BASE.blocks}, ε = {options.epsilon}, {options.seeds} seeds, c = {CONSTANT}; I = "
-        f"{BASE.blocks_per_step} and B = {BASE.batch_size} where they do not vary. "
-        f"Device: {jax.devices()[0].device_kind}."
+        f"{BASE.blocks_per_step} and B = {BASE.batch_size} where they do not vary."
     )
-    text = f"{markdown(rows)}\n\n{note}\n"
-    print(text)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "speedup.json").write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
-    (options.out / "speedup.md").write_text(text)
-    plot(rows, options.out / "speedup.png")
+    report.table("speedup", table(rows), "Speed-up in I and B", note)
+    caption = "Steps, and seconds, until the mean of ‖∇F‖² is at most ε²; dotted: the theorem's."
+    report.figure("speedup", plot(rows), f"{caption} Means of {options.seeds} seeds.")
+    by_size = {f"{row.varied} I={row.I} B={row.B}": dataclasses.asdict(row) for row in rows}
+    (options.out / "speedup.json").write_text(json.dumps(by_size, indent=2), encoding="utf-8")
+    report.finish()
 
 
 if __name__ == "__main__":

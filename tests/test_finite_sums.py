@@ -143,15 +143,26 @@ def test_a_table_that_does_not_fit_is_refused_with_its_bytes(monkeypatch):
 # --- refreshes ------------------------------------------------------------------------
 
 
-def test_refreshes_come_with_their_chance_and_in_the_same_steps_for_every_key():
+def test_refreshes_are_spread_evenly_and_in_the_same_steps_for_every_key():
     solver = bx.BlockPAGE(0.1, refresh_chance=0.02)
     problem, init, steps = plain(), eqx.filter_jit(solver.init), jnp.arange(20_000)
     states = [init(problem, jnp.ones(3), jnp.zeros((4, 3)), key=jax.random.key(seed)) for seed in (0, 1)]
     one, other = (np.asarray(solver.refreshes(problem, state.sampler, steps)) for state in states)
     np.testing.assert_array_equal(one, other)
-    assert abs(one.sum() - 400) < 5 * np.sqrt(400)
-    gaps = np.diff(np.flatnonzero(one))
-    assert gaps.std() > 25  # geometric: as large as the mean of 50; a regular pattern would have none
+    assert abs(one.sum() - 400) <= 4
+    assert not one[0]  # the start has looked at all rows already
+
+
+@pytest.mark.parametrize("chance", [0.5, 0.1, 0.03, 0.0077, 0.001])
+def test_no_refresh_is_late_and_those_of_a_smaller_share_are_among_them(chance):
+    problem, steps = plain(), jnp.arange(20_000)
+    sampler = bx.Sampling(batch_size=2).sampler(problem, KEY)
+    often, seldom = (
+        np.flatnonzero(bx.BlockPAGE(0.1, refresh_chance=share).refreshes(problem, sampler, steps))
+        for share in (chance, chance / 3)
+    )
+    assert np.diff(np.concatenate([[-1], often])).max() <= 2 / chance
+    assert set(seldom) <= set(often)
 
 
 def test_by_default_refreshes_read_as_many_rows_as_the_steps_between_them():

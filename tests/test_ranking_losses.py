@@ -125,6 +125,33 @@ def test_the_relaxed_sort_is_doubly_stochastic_and_sorts():
     np.testing.assert_allclose(relaxed_sort(scores, 1e-4) @ scores, -jnp.sort(-scores), atol=1e-4)
 
 
+@pytest.mark.parametrize("temperature", [0.02, 0.5, 5.0])
+@pytest.mark.usefixtures("x64")
+def test_scaling_by_vectors_is_that_of_the_matrix_and_so_is_its_gradient(temperature):
+    rng = np.random.default_rng(0)
+    scores, weights = jnp.asarray(rng.normal(size=12)), jnp.asarray(rng.normal(size=(12, 12)))
+
+    def whole(scores):
+        matrix = relaxed_sort(scores, temperature, passes=0)
+        for _ in range(7):
+            matrix = matrix / jnp.maximum(matrix.sum(0), 1e-10)
+            matrix = matrix / jnp.maximum(matrix.sum(1, keepdims=True), 1e-10)
+        return jnp.sum(weights * matrix)
+
+    def ours(scores):
+        return jnp.sum(weights * relaxed_sort(scores, temperature, passes=7))
+
+    found, expected = (jax.value_and_grad(one)(scores) for one in (ours, whole))
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-10)
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-8, atol=1e-10)
+
+
+def test_scores_so_far_apart_that_columns_vanish_have_a_finite_gradient():
+    scores = jnp.asarray([0.0, 1e3, 2e3, 2e3], jnp.float32)
+    slope = jax.grad(lambda scores: jnp.sum(relaxed_sort(scores, 0.01)[0] * scores))(scores)
+    assert np.all(np.isfinite(slope))
+
+
 def test_sl_at_k_weights_positives_by_the_threshold():
     # 5 positives stand for themselves, 12 negatives for 95/12 = 7.9 items each: the items above the third
     # negative are 2 + 2 · 7.9, so that the 12th highest of all 100 is the second negative.

@@ -1,7 +1,7 @@
 """The methods of others in `benchmarks.single_block` do what their papers state; its table."""
 
 import csv
-import json
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import single_block
 from benchmarks.single_block_peers import Data, Peer, peer_advance, peer_start
-from bilevax.experiments.report import Report
+from benchmarks.single_block_runs import MARKS, Run
 
 ROWS, WIDTH, STEP, UP = 24, 3, 0.05, 0.2
 random = np.random.default_rng(3)
@@ -89,7 +89,7 @@ def test_saba_and_srba_have_no_noise_floor_and_soba_has():
 
 def test_the_times_of_steps_are_written_as_a_table(tmp_path, monkeypatch):
     took = {"SOBA": {"step": 7.72}, "SRBA": {"step": 14.0, "pass": 2173.8}}
-    monkeypatch.setattr(single_block, "CASES", {"a8a": lambda folder: None})
+    monkeypatch.setattr(single_block, "case_of", lambda name: None)
     monkeypatch.setattr(single_block, "speeds", lambda *given: took)
     single_block.main(["a8a", "--speed", "--clock", "wall", "--out", str(tmp_path)])
     first, second = csv.DictReader((tmp_path / "speed.csv").open(encoding="utf-8"))
@@ -97,34 +97,76 @@ def test_the_times_of_steps_are_written_as_a_table(tmp_path, monkeypatch):
     assert second["µs of a pass"] == "2173.8"
 
 
-def test_the_table_has_gaps_of_all_records_in_the_folder(tmp_path):
-    def record(values):
-        runs = [{"seconds": [0.1, 0.4, 1.1, 2.0], "steps": [1, 2, 3, 40], "passes": [1, 2, 3, 9], "value": v}
-                for v in values]  # fmt: skip
-        found = {"setting": {"upper_step": 1.0, "lower_step": 0.1, "rarity": 4.0}, "runs": runs}
-        return {
-            "seconds": 2.0,
-            "start": 1.0,
-            "least": 0.0,
-            "reference": 0.0,
-            "methods": {"adam": {"SRBA": found}},
-        }
-
-    done = record([[0.5, 0.4, 0.3, 0.2], [0.5, 0.4, 0.3, 0.1], [0.5, 0.4, 0.3, 0.15]])
-    for name, one in (("a8a", done), ("w8a", record([[0.5]]))):
-        (tmp_path / f"single_block_{name}.json").write_text(json.dumps(one))
-    single_block.write(Report(tmp_path, {}))
-    first, second = csv.DictReader((tmp_path / "single_block.csv").open(encoding="utf-8"))
-    assert (first["problem"], first["method"], first["rarity"]) == ("a8a", "SRBA", "4")
-    assert [first[name] for name in ("2 s", "least", "largest", "steps/s")] == ["0.15", "0.1", "0.2", "20"]
-    assert (second["problem"], second["0.1 s"]) == ("w8a", "diverged")
+def made_up(setting, seed):
+    """The values of h of a run on `made_up_case`: the better, the nearer η is to 2; the seed is noise."""
+    h = abs(setting["upper_step"] - 2) + 0.1 * setting["lower_step"] + 0.01 * (seed % 3)
+    return [h + 0.3, h + 0.2, h + 0.1, h]
 
 
-def test_joined_records_have_all_methods_and_the_least_value():
-    parts = [
-        {"least": 0.2, "best": [1.0], "methods": {"adam": {"SOBA": "a"}}},
-        {"least": 0.1, "best": [2.0], "methods": {"plain": {"SOBA": "b"}, "adam": {"SABA": "c"}}},
+def made_up_run(case, method, setting, seconds, seed, clock):
+    if setting["upper_step"] > 3:  # diverges
+        return Run([0.1], [1], [1.0], [1.0], [0.0])
+    times = [mark * seconds for mark in MARKS]
+    return Run(times, [1, 2, 3, 40], [1.0, 2.0, 3.0, 9.0], made_up(setting, seed), [0.0] * 4)
+
+
+@pytest.fixture
+def compared(monkeypatch, tmp_path):
+    """Runs the command on a made-up problem; returns the rows of its table, and how many runs it made."""
+    count = [0]
+
+    def counted(*given):
+        count[0] += 1
+        return made_up_run(*given)
+
+    def least(start, *limits):
+        return 0.05 * float(np.ravel(start)[0])
+
+    def case_of(name):
+        return SimpleNamespace(
+            x0=10.0, y0=0.0, value=lambda x, y: float(x), least=least,
+            starts=[1.0, 4.0], upper_steps=(1.0, 2.0, 9.0), adam_steps=(2.0,), lower_steps=(0.5, 1.0),
+        )  # fmt: skip
+
+    monkeypatch.setattr(single_block, "run", counted)
+    monkeypatch.setattr(single_block, "case_of", case_of)
+    monkeypatch.setattr(single_block, "skipped", lambda method, case: None)
+
+    def main(*words):
+        count[0] = 0
+        single_block.main([*words, "--clock", "wall", "--seconds", "2", "--out", str(tmp_path)])
+        with (tmp_path / "single_block.csv").open(encoding="utf-8") as file:
+            return list(csv.DictReader(file)), count[0]
+
+    return main
+
+
+def test_the_search_chooses_steps_and_rarity_and_leaves_out_what_diverges(compared):
+    rows, _ = compared("a8a", "--methods", "SOBA", "SRBA", "--kinds", "plain", "--seeds", "3")
+    assert [(row["method"], row["η"], row["τ"]) for row in rows] == [
+        ("SOBA", "2", "0.5"),
+        ("SRBA", "2", "0.5"),
     ]
-    one = single_block.joined(parts)
-    assert one["methods"] == {"plain": {"SOBA": "b"}, "adam": {"SOBA": "a", "SABA": "c"}}
-    assert (one["least"], one["best"]) == (0.1, [2.0])
+    assert [row["rarity"] for row in rows] == ["", "1"]
+    # h ends at .05, .06 and .07; L-BFGS ends at .05 from its first start, at the best x at 0.05 · .05.
+    assert [rows[0][name] for name in ("2 s", "least", "largest", "steps/s")] == [
+        f"{(0.06 - 0.0025) / (10 - 0.0025):.2g}",
+        f"{(0.05 - 0.0025) / (10 - 0.0025):.2g}",
+        f"{(0.07 - 0.0025) / (10 - 0.0025):.2g}",
+        "20",
+    ]
+
+
+def test_a_resumed_comparison_runs_only_what_is_missing(compared):
+    words = ("a8a", "--kinds", "plain", "--seeds", "2")
+    _, first = compared(*words, "--methods", "SOBA")
+    rows, second = compared(*words, "--methods", "SOBA", "SABA", "--resume")
+    # Six points, three finalists on two seeds, two reported runs.
+    assert (first, second) == (6 + 3 * 2 + 2, first)
+    assert [row["method"] for row in rows] == ["SOBA", "SABA"]
+
+
+def test_a_method_that_always_diverges_says_so(compared, monkeypatch):
+    monkeypatch.setattr(single_block, "run", lambda *given: Run([], [], [], [], []))
+    rows, _ = compared("a8a", "--kinds", "adam", "--methods", "SOBA", "--seeds", "2", "--evaluations", "0")
+    assert rows[0]["0.1 s"] == "diverged"

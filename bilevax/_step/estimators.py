@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from jax import Array
 
 from bilevax._util.trees import combine
@@ -44,4 +45,5 @@ def msvr_gamma(alpha: Any, chance: float) -> Any:
     """
     if chance >= 1.0:
         return 1 - alpha
-    return (1 / chance - 1) / (1 - alpha) + (1 - alpha)
+    with np.errstate(divide="ignore"):  # infinite at α = 1, where callers have a bound
+        return (1 / chance - 1) / (1 - alpha) + (1 - alpha)

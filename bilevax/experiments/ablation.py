@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import bilevax as bx
 from bilevax.experiments import figures, validation
 from bilevax.experiments.arguments import check_names
+from bilevax.experiments.kept import Kept, Task
 from bilevax.experiments.report import Report
 from bilevax.solvers.toolkit import msvr_gamma
 
@@ -72,22 +74,42 @@ class SizeCurve:
     sd: np.ndarray
 
 
-def run(options: AblationOptions, folder: str | Path, *, quick: bool = False) -> list[SizeCurve]:
-    """Runs the methods with every I and every B; writes a table and a plot to a folder."""
+def run(
+    options: AblationOptions,
+    folder: str | Path,
+    *,
+    quick: bool = False,
+    resume: bool = False,
+    processes: int = 1,
+) -> list[SizeCurve]:
+    """Runs the methods with every I and every B; writes a table and a plot to a folder.
+
+    Every result is kept in `kept.json` as it comes; `resume` computes only what is missing there. With
+    several processes each has a core to itself.
+    """
     options = options.quick() if quick else options
     report = Report(folder, options, quick=quick)
     config = validation.tuned(options.data)
     report.fact("tuned", config)
-    curves, seen = [], {}
-    for method in options.methods:
-        pairs = [("I", value, validation.BATCH) for value in options.blocks_per_step]
-        pairs += [("B", validation.BLOCKS_PER_STEP, value) for value in options.batch_sizes]
-        for varied, count, batch in pairs:
-            if (method, count, batch) not in seen:
-                print(f"{method}, I = {count}, B = {batch}")
-                seen[method, count, batch] = _curve(method, varied, count, batch, config, options)
-            value = count if varied == "I" else batch
-            curves.append(dataclasses.replace(seen[method, count, batch], varied=varied, value=value))
+    kept = Kept(report.folder / "kept.json", dataclasses.replace(options, methods=()), resume=resume)
+    pairs = [("I", value, validation.BATCH) for value in options.blocks_per_step]
+    pairs += [("B", validation.BLOCKS_PER_STEP, value) for value in options.batch_sizes]
+    tasks: dict[str, Task] = {
+        _name(method, count, batch): functools.partial(_losses, method, count, batch, config, options)
+        for method in options.methods
+        for _, count, batch in reversed(pairs)  # the longest first
+    }
+    found = kept.fill(tasks, processes, alone=True)
+    curves = [
+        SizeCurve(
+            method,
+            varied,
+            count if varied == "I" else batch,
+            **{name: np.array(values) for name, values in found[_name(method, count, batch)].items()},
+        )
+        for method in options.methods
+        for varied, count, batch in pairs
+    ]
     note = (
         "steps, seconds: until the validation loss is as low as at the end with the smallest I or B; the "
         f"time of {options.trials} runs side by side is divided by {options.trials}. speed-up: relative to "
@@ -101,9 +123,15 @@ def run(options: AblationOptions, folder: str | Path, *, quick: bool = False) ->
     return curves
 
 
-def _curve(
-    method: str, varied: str, count: int, batch: int, config: dict[str, Any], options: AblationOptions
-) -> SizeCurve:
+def _name(method: str, count: int, batch: int) -> str:
+    return f"{method}, I = {count}, B = {batch}"
+
+
+def _losses(
+    method: str, count: int, batch: int, config: dict[str, Any], options: AblationOptions
+) -> dict[str, np.ndarray]:
+    """The validation loss over steps and seconds for one I and B."""
+    print(_name(method, count, batch))
     seeds = range(options.seed, options.seed + options.trials)
     splits = [validation.load_split(options.data, seed, options.rows) for seed in seeds]
     tasks = [
@@ -125,9 +153,12 @@ def _curve(
         every=max(1, options.steps // 100),
     )
     losses = swept.history["validation_loss"][0]
-    value = count if varied == "I" else batch
-    seconds = swept.seconds / options.trials
-    return SizeCurve(method, varied, value, swept.step, seconds, losses.mean(0), losses.std(0, ddof=1))
+    return {
+        "step": swept.step,
+        "seconds": swept.seconds / options.trials,
+        "loss": losses.mean(0),
+        "sd": losses.std(0, ddof=1),
+    }
 
 
 def scaled(hyperparameters: dict[str, float], share: float) -> dict[str, float]:

@@ -101,6 +101,8 @@ def ablation(
     trials: Trials = 4,
     steps: Steps = 2000,
     seed: Seed = 0,
+    processes: Processes = 1,
+    resume: Resume = False,
     out: Out = RESULTS,
     quick: Quick = False,
 ) -> None:
@@ -109,7 +111,7 @@ def ablation(
         from bilevax.experiments import ablation
 
         options = ablation.AblationOptions(trials=trials, steps=steps, seed=seed, **given(methods=method))
-        ablation.run(options, out / "ablation", quick=quick)
+        ablation.run(options, out / "ablation", quick=quick, resume=resume, processes=processes)
 
 
 @experiment(PAPER, "noise --seeds 2")
@@ -136,11 +138,10 @@ def noise(
             folder = out / "noise-paper"
             noise_paper.run(literal, folder, quick=quick, resume=resume, processes=processes)
             return
-        if resume:
-            raise ValueError("resume is for the paper's protocol, got protocol 'ours'")
         if noise_level:
             raise ValueError(f"noise levels are for the paper's protocol, got {noise_level}")
-        noise.run(noise.NoiseOptions(seeds=seeds or 5, first_seed=seed), out / "noise", quick=quick)
+        options = noise.NoiseOptions(seeds=seeds or 5, first_seed=seed)
+        noise.run(options, out / "noise", quick=quick, resume=resume, processes=processes)
 
 
 @experiment(BEYOND, "grouped --part squared --splits 1")
@@ -280,6 +281,11 @@ def rates(
         list[float] | None,
         typer.Option(help="an ε, of all methods; repeat for several, the largest first; default: six"),
     ] = None,
+    constant: Annotated[
+        list[float] | None,
+        typer.Option(help="a c that tuning may choose; repeat for several; default: seven, .25 to 2", min=0),
+    ] = None,
+    tuning_steps: Annotated[int, typer.Option(help="the most steps of a run that tunes c", min=1)] = 8000,
     seeds: Seeds = 8,
     seed: Seed = 0,
     processes: Processes = 1,
@@ -291,8 +297,12 @@ def rates(
     with errors_as_messages():
         from bilevax.experiments.theorems import rates
 
-        chosen = given(methods=method, parts=part, epsilons=epsilon, averaged_epsilons=epsilon)
-        options = rates.RatesOptions(seeds=seeds, seed=seed, family=family, **chosen)
+        chosen = given(
+            methods=method, parts=part, epsilons=epsilon, averaged_epsilons=epsilon, constants=constant
+        )
+        options = rates.RatesOptions(
+            seeds=seeds, seed=seed, family=family, tuning_max_steps=tuning_steps, **chosen
+        )
         folder = out / f"rates{'-curved' * (family == 'curved')}"
         rates.run(options, folder, quick=quick, resume=resume, processes=processes)
 

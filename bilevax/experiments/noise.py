@@ -14,8 +14,8 @@ are those of a8a.t. There are two tables:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +30,7 @@ import bilevax as bx
 from bilevax.applications.reweighting import Reweighting, as_rows, cross_entropy, products, reweighting
 from bilevax.data import Dataset, flip_labels, load, remove_positives, split_rows
 from bilevax.experiments import figures
+from bilevax.experiments.kept import Kept, Task
 from bilevax.experiments.noise_baselines import (
     BASELINES,
     NoisySplit,
@@ -76,6 +77,11 @@ class NoiseOptions:
     rows: int | None = None
     fit: dict[str, Any] = dataclasses.field(default_factory=dict)
 
+    @property
+    def all_seeds(self) -> range:
+        """The seeds."""
+        return range(self.first_seed, self.first_seed + self.seeds)
+
     def quick(self) -> NoiseOptions:
         """A short check: one noise level, few seeds, steps and rows."""
         return dataclasses.replace(
@@ -90,8 +96,17 @@ class NoiseOptions:
         )
 
 
-def run(options: NoiseOptions, folder: str | Path, *, quick: bool = False) -> dict[str, list[dict[str, Any]]]:
+def run(
+    options: NoiseOptions,
+    folder: str | Path,
+    *,
+    quick: bool = False,
+    resume: bool = False,
+    processes: int = 1,
+) -> dict[str, list[dict[str, Any]]]:
     """Fits everything; writes two tables and a plot to a folder.
+
+    Every result is kept in `kept.json` as it comes; `resume` computes only what is missing there.
 
     Returns:
       The rows of the tables "paper" and "user", with one entry per seed.
@@ -100,10 +115,9 @@ def run(options: NoiseOptions, folder: str | Path, *, quick: bool = False) -> di
     config = json.loads(CONFIG.read_text(encoding="utf-8"))
     report = Report(folder, options, quick=quick)
     report.fact("configuration", config)
-    data = part_of(load(config["data"]), options.rows)
-    seeds = range(options.first_seed, options.first_seed + options.seeds)
-
-    paper = [_paper_row(data, noise, seeds, config, options) for noise in options.noises]
+    kept = Kept(report.folder / "kept.json", {"options": options, "configuration": config}, resume=resume)
+    found = kept.fill(_tasks(options, config), processes, alone=True)
+    paper = [_paper_row(noise, found[_of_paper(noise)]) for noise in options.noises]
     order = ", ".join(noise for noise, row in zip(options.noises, paper, strict=True) if _in_order(row))
     report.table(
         "noise",
@@ -114,7 +128,7 @@ def run(options: NoiseOptions, folder: str | Path, *, quick: bool = False) -> di
         f"Noise levels at which logistic regression < m = 1 < m = 100 in the mean: {order or 'none'}.",
     )
     user = [
-        _user_row(data, noise, clean, seeds, config, options)
+        _user_row(noise, clean, [found[_of_user(noise, clean, seed)] for seed in options.all_seeds])
         for noise in options.user_noises
         for clean in options.clean
     ]
@@ -135,6 +149,28 @@ def run(options: NoiseOptions, folder: str | Path, *, quick: bool = False) -> di
     report.figure("noise", _plot(paper, user), figures.spread_caption(caption, options.seeds))
     report.finish()
     return {"paper": paper, "user": user}
+
+
+def _tasks(options: NoiseOptions, config: dict[str, Any]) -> dict[str, Task]:
+    """What computes every result, by name; the longest first."""
+    tasks: dict[str, Task] = {
+        _of_paper(noise): functools.partial(_accuracies, noise, config, options) for noise in options.noises
+    }
+    for noise in options.user_noises:
+        for clean in options.clean:
+            for seed in options.all_seeds:
+                tasks[_of_user(noise, clean, seed)] = functools.partial(
+                    _scores, noise, clean, seed, config, options
+                )
+    return tasks
+
+
+def _of_paper(noise: str) -> str:
+    return f"noise {noise}"
+
+
+def _of_user(noise: str, clean: int | None, seed: int) -> str:
+    return f"noise {noise}, {clean or 'all'} clean rows, seed {seed}"
 
 
 def corrupt(
@@ -221,14 +257,18 @@ def _task(split: NoisySplit, method: dict[str, Any], config: dict[str, Any]) -> 
     return dataclasses.replace(task, problem=eqx.tree_at(lambda one: one.upper_data, problem, rows))
 
 
-def _paper_row(
-    data: Dataset, noise: str, seeds: range, config: dict[str, Any], options: NoiseOptions
-) -> dict[str, Any]:
-    splits = [corrupt(data, noise, seed, config) for seed in seeds]
+def _accuracies(noise: str, config: dict[str, Any], options: NoiseOptions) -> dict[str, list[float]]:
+    """Of the paper's methods at a noise level, over seeds."""
+    data = part_of(load(config["data"]), options.rows)
+    splits = [corrupt(data, noise, seed, config) for seed in options.all_seeds]
     print(f"noise {noise}: {len(splits)} seeds of logistic regression and of the bilevel methods")
-    found = {PLAIN: [plain(one) for one in splits]}
+    found = {PLAIN: [float(plain(one)) for one in splits]}
     for name, method in config["methods"].items():
         found[name] = bilevel(splits, method, options.steps or method["steps"], config)
+    return found
+
+
+def _paper_row(noise: str, found: dict[str, list[float]]) -> dict[str, Any]:
     row: dict[str, Any] = {"noise": noise}
     for (name, accuracy), published in zip(found.items(), PAPER[noise], strict=True):
         row |= {
@@ -244,29 +284,28 @@ def _in_order(row: dict[str, Any]) -> bool:
     return means[0] < means[1] < means[2]
 
 
-def _user_row(
-    data: Dataset, noise: str, clean: int | None, seeds: range, config: dict[str, Any], options: NoiseOptions
-) -> dict[str, Any]:
+def _scores(
+    noise: str, clean: int | None, seed: int, config: dict[str, Any], options: NoiseOptions
+) -> dict[str, float]:
+    """The test accuracies of one split with a few clean rows, and how well wrong labels are found."""
     from sklearn.metrics import roc_auc_score
 
     from bilevax.applications import ReweightedClassifier
 
-    kept: dict[str, list[float]] = {}
-    for seed in seeds:
-        one = corrupt(data, noise, seed, config, clean)
-        # Neither fit uses two cores for long.
-        with without_collinearity_warnings(), ThreadPoolExecutor(1) as executor:
-            others = executor.submit(baselines, one, seed)
-            model = ReweightedClassifier(random_state=seed, **options.fit)
-            model.fit(one.X, one.y, one.X_clean, one.y_clean)
-            scores, cleanlab_quality = others.result()
-        scores[OURS] = float(model.score(one.X_test, one.y_test))
-        scores["AUROC"] = float(roc_auc_score(~one.wrong, model.label_quality_))
-        scores["AUROC, cleanlab"] = float(roc_auc_score(~one.wrong, cleanlab_quality))
-        for name, value in scores.items():
-            kept.setdefault(name, []).append(value)
-        print(f"noise {noise}, {clean or 'all'} clean rows, seed {seed}: {OURS} {scores[OURS]:.4f}")
-    columns = {name: np.array(values) for name, values in kept.items()}
+    one = corrupt(part_of(load(config["data"]), options.rows), noise, seed, config, clean)
+    with without_collinearity_warnings():
+        scores, cleanlab_quality = baselines(one, seed)
+        model = ReweightedClassifier(random_state=seed, **options.fit)
+        model.fit(one.X, one.y, one.X_clean, one.y_clean)
+    scores[OURS] = float(model.score(one.X_test, one.y_test))
+    scores["AUROC"] = float(roc_auc_score(~one.wrong, model.label_quality_))
+    scores["AUROC, cleanlab"] = float(roc_auc_score(~one.wrong, cleanlab_quality))
+    print(f"{_of_user(noise, clean, seed)}: {OURS} {scores[OURS]:.4f}")
+    return {name: float(value) for name, value in scores.items()}
+
+
+def _user_row(noise: str, clean: int | None, found: list[dict[str, float]]) -> dict[str, Any]:
+    columns = {name: np.array([one[name] for one in found]) for name in found[0]}
     best = max(BASELINES, key=lambda name: columns[name].mean())
     row: dict[str, Any] = {"noise": noise, "clean": "all" if clean is None else clean} | columns
     return row | {"best baseline": best, "gain": columns[OURS] - columns[best]}

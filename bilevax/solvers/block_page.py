@@ -13,7 +13,6 @@ from jax import Array
 from bilevax._problem.problem import Problem
 from bilevax._problem.rows import PerBlock, Shared
 from bilevax._problem.sampling import START, Sample, Sampler
-from bilevax._problem.stream import Stream
 from bilevax._step.coefficients import Coefficient
 from bilevax._step.lagrangian import Gradients, Point
 from bilevax._step.oracles import Oracles, count_pass, rows_per_visit
@@ -32,14 +31,15 @@ from bilevax.solvers.start_checks import check_own_slots, check_same_rows
 from bilevax.solvers.upper import UpperStep
 from bilevax.solvers.whole_pass import in_pieces, whole_slopes
 
-_COUNTED = 2**12  # steps whose coin flips are counted together
+_COUNTED = 2**12  # steps whose refreshes are counted together
+_GOLDEN = 0x9E3779B9  # 2³² times the golden section
 _ROWS = 2**18  # rows of blocks that a refresh looks at together
 
 
 class BlockPAGE(Recipe):
     r"""Loopless variance reduction for finite sums: BSVRB v2 with full refreshes in place of averaging.
 
-    With probability p a step refreshes the estimators of all m blocks from all their rows,
+    A share p of the steps refreshes the estimators of all m blocks from all their rows,
 
     .. math::
         s_i \leftarrow \nabla_y g_i, \qquad
@@ -57,7 +57,9 @@ class BlockPAGE(Recipe):
     and :math:`v_i \leftarrow \Pi_V[v_i - \bar\tau u_i]`, and :math:`x \leftarrow x - \eta z`. The noise is
     that of changes alone: it vanishes as the run converges, with constant steps.
 
-    The steps that refresh are the same ones for every key, so that the runs of a sweep refresh together.
+    The steps that refresh are spread evenly, where PAGE flips a coin in every step: what corrections miss
+    grows until the next refresh, and with a coin some refreshes come late. They are the same steps for every
+    key, so that the runs of a sweep refresh together.
     Mean levels are tracked in the same way, from :math:`y_i \leftarrow c_i(x_t)`; where there are any, blocks
     are drawn anew in each step.
 
@@ -66,7 +68,8 @@ class BlockPAGE(Recipe):
         left out, `automatic_step()`.
       lower_step: τ; left out, 2/(3 L) · I/m, with a scale for every entry of y.
       inverse_step: τ̄; left out, τ.
-      refresh_chance: p in (0, 1]; left out, as many rows are read by refreshes as by the other steps.
+      refresh_chance: p in (0, 1], the share of steps that refresh; left out, as many rows are read by
+        refreshes as by the other steps.
       radius: V ≥ ‖v_i‖, e.g. C_fy/λ; left out, v is not projected.
 
     `lower_step`, `inverse_step` and `radius` may be dicts by lower level. The first estimators come from all
@@ -140,8 +143,8 @@ class BlockPAGE(Recipe):
         return super().coefficients_at(problem, state) | {"refresh_chance": chance}
 
     def refreshes(self, problem: Problem, sampler: Sampler, step: Array) -> Array:
-        """Whether a step refreshes: a coin flip that depends on the step's number only, not on the key."""
-        return _coin(step) < self._chance(problem, sampler)
+        """Whether a step refreshes. It depends on the step's number only, not on the key."""
+        return _turn(step) < self._chance(problem, sampler)
 
     def _chance(self, problem: Problem, sampler: Sampler) -> Any:
         return default_chance(problem, sampler) if self.refresh_chance is None else self.refresh_chance
@@ -170,7 +173,7 @@ class BlockPAGE(Recipe):
 
     def count_oracles(self, problem: Problem, sampler: Sampler, steps: int) -> Oracles:
         """Two points of the sampled blocks per step, and one of all blocks and rows per refresh."""
-        refreshes = int(_heads(steps, self._chance(problem, sampler)))
+        refreshes = int(_count_refreshes(steps, self._chance(problem, sampler)))
         whole = count_pass(self.oracles(problem), problem, None)
         return super().count_oracles(problem, sampler, steps) + whole * refreshes
 
@@ -208,18 +211,22 @@ class _Whole(Recipe):
         return Look(problem, sample, [point], [v], [gradients])
 
 
-def _coin(step: Array) -> Array:
-    """A number in [0, 1) for each step."""
-    return (Stream(jnp.uint32(0x5EED), jnp.uint32(0xF1E5)).at(step).first >> 8).astype(float) * 2.0**-24
+def _turn(step: Array) -> Array:
+    """A number in [0, 1) for each step: multiples of the golden section, which are spread evenly.
+
+    The steps with a number below p are at most 2/p apart, and contain those of every smaller p.
+    """
+    turned = (jnp.asarray(step).astype(jnp.uint32) + 1) * jnp.uint32(_GOLDEN)  # the start is step −1
+    return (turned >> 8).astype(float) * 2.0**-24
 
 
 @jax.jit
-def _heads(steps: Array, chance: Array) -> Array:
+def _count_refreshes(steps: Array, chance: Array) -> Array:
     """How many of the first steps refresh."""
 
     def count(turn: Array, total: Array) -> Array:
         at = turn * _COUNTED + jnp.arange(_COUNTED)
-        return total + jnp.sum((_coin(at) < chance) & (at < steps))
+        return total + jnp.sum((_turn(at) < chance) & (at < steps))
 
     return jax.lax.fori_loop(0, -(-steps // _COUNTED), count, jnp.zeros((), int))
 
