@@ -38,7 +38,7 @@ import bilevax as bx
 from benchmarks import hyperopt
 from benchmarks.track import Clock, Track, follow
 from bilevax._run.chunks import compiled_chunk, compiled_start, numbers_as_arrays
-from bilevax.experiments.report import Report
+from bilevax.experiments.report import Report, command_line
 
 BLOCKS, TENTH = 100, 10
 PEERS = {"all": (BLOCKS, None, None), "blocks": (10, None, None), "mini-batch": (10, 2048, 512)}
@@ -303,7 +303,7 @@ def main() -> None:
         lines.append(f"\n{share:.0%} of the way: {faster} times faster than the best peer (target: 3).")
     text = "\n".join(lines) + f"\n\nF(x0) = {start:.4f}; device: {jax.devices()[0].device_kind}.\n"
     print(text)
-    report = Report(options.out, {name: one for name, one in vars(options).items() if name != "out"})
+    report = Report(options.out, command_line(options))
     report.csv("peers", rows)
     (options.out / "peers.md").write_text(text)
     runs = [{k: v for k, v in dataclasses.asdict(track).items() if k != "xs"} for track in tracks]

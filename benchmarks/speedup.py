@@ -19,6 +19,7 @@ import numpy as np
 
 from bilevax._run.chunks import compiled_chunk, compiled_start, numbers_as_arrays
 from bilevax.experiments import figures
+from bilevax.experiments.report import Report, command_line, markdown
 from bilevax.experiments.theorems import lanes
 from bilevax.experiments.theorems.problems import initial_rows, make_family, make_task
 from bilevax.experiments.theorems.scalings import METHODS, Sizes
@@ -82,21 +83,26 @@ def time_of_step(task: lanes.Task, solver: Any, steps: int = 4000, turns: int = 
     return best
 
 
-def markdown(rows: list[Row]) -> str:
+def csv_rows(rows: list[Row]) -> list[dict[str, Any]]:
     """A table with speed-ups relative to the first row of each group."""
-    lines = [
-        "| varied | I | B | steps | µs per step | seconds | speed-up in steps | theory | in seconds |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    found: list[dict[str, Any]] = []
     first: dict[str, Row] = {}
     for row in rows:
         start = first.setdefault(row.varied, row)
-        lines.append(
-            f"| {row.varied} | {row.I} | {row.B} | {row.steps:,.0f} | {row.microseconds:.1f} | "
-            f"{row.seconds:.3f} | {start.steps / row.steps:.1f} | {start.theory / row.theory:.1f} | "
-            f"{start.seconds / row.seconds:.1f} |"
+        found.append(
+            {
+                "varied": row.varied,
+                "I": row.I,
+                "B": row.B,
+                "steps": f"{row.steps:.0f}",
+                "µs per step": f"{row.microseconds:.1f}",
+                "seconds": f"{row.seconds:.3f}",
+                "speed-up in steps": f"{start.steps / row.steps:.1f}",
+                "theory": f"{start.theory / row.theory:.1f}",
+                "in seconds": f"{start.seconds / row.seconds:.1f}",
+            }
         )
-    return "\n".join(lines)
+    return found
 
 
 @figures.styled
@@ -124,6 +130,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=1_000_000, help="maximum number of steps of a run")
     parser.add_argument("--out", type=Path, default=Path("results"))
     options = parser.parse_args()
+    report = Report(options.out, command_line(options))
     rows = []
     for varied, fields in FIELDS.items():
         for size in options.sizes:
@@ -135,12 +142,13 @@ def main() -> None:
         f"{BASE.blocks_per_step} and B = {BASE.batch_size} where they do not vary. "
         f"Device: {jax.devices()[0].device_kind}."
     )
-    text = f"{markdown(rows)}\n\n{note}\n"
+    text = f"{markdown(csv_rows(rows))}\n\n{note}\n"
     print(text)
-    options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "speedup.json").write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
     (options.out / "speedup.md").write_text(text)
+    report.csv("speedup", csv_rows(rows))
     plot(rows, options.out / "speedup.png")
+    report.finish()
 
 
 if __name__ == "__main__":
