@@ -23,7 +23,7 @@ from jax import Array
 from bilevax._problem.bits import CompactRows
 from bilevax._problem.problem import Problem
 from bilevax._problem.rows import PerBlock, Rows, Shared
-from bilevax._util import checks
+from bilevax._util import checks, stored
 from bilevax._util.hurried import hurry
 
 PyTree = Any
@@ -117,8 +117,12 @@ def check_row_means(problem: Problem, x0: PyTree, y0: PyTree) -> None:
     if key in _passed:
         _passed.move_to_end(key)
         return
-    for one in _functions(problem, x, y):
-        _check(one)
+    place = stored.place_of("row_means", check_row_means, {}, None, (problem, x, y))
+    if place is None or place.read() is None:
+        for one in _functions(problem, x, y):
+            _check(one)
+        if place is not None:
+            place.write(b"", None)
     _passed[key] = None
     if len(_passed) > _KEPT:
         _passed.popitem(last=False)

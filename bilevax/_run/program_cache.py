@@ -12,6 +12,8 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from bilevax._util import stored
+
 _FOLDER = "jax_compilation_cache_dir"
 _OFF = ("0", "off", "no", "false")
 _MOST_BYTES = 2**30
@@ -24,6 +26,10 @@ def program_cache(folder: str | Path | None = None) -> Iterator[Path | None]:
     The command line, the demo and the `fit` of the estimators do this. It changes JAX's configuration for the
     time of the context; if that names a cache already (`JAX_COMPILATION_CACHE_DIR`), that one is used, and
     nothing is changed. A folder that cannot be written, or damaged files in it, only cost time.
+
+    JAX looks programs up by what was traced. Those of a run are also kept under a description of the call,
+    and found without tracing, if f, g and all they use can be described (docs/design.md). That needs a folder
+    to which nobody else may write.
 
     Args:
       folder: where; left out, the folder that the environment variable `BILEVAX_PROGRAMS` names, or else
@@ -52,7 +58,8 @@ def program_cache(folder: str | Path | None = None) -> Iterator[Path | None]:
     before = {name: getattr(jax.config, name) for name in options}
     _configure(options)
     try:
-        yield place
+        with stored.kept_in(place):
+            yield place
     finally:
         _configure(before)
 
