@@ -29,7 +29,7 @@ def scaled(by):
     return lambda x: by * x
 
 
-def test_arrays_count_by_shape_where_they_are_given_and_by_entries_where_they_are_closed_over():
+def test_given_arrays_count_by_shape_and_those_closed_over_by_their_entries():
     assert digest(jnp.ones(3)) == digest(np.zeros(3, np.float32)) != digest(jnp.ones(4))
     assert digest(jnp.ones(3)) == digest(jax.ShapeDtypeStruct((3,), jnp.float32))
     assert digest(scaled(jnp.ones(3))) == digest(scaled(jnp.ones(3))) != digest(scaled(jnp.zeros(3)))

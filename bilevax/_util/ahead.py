@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import serialize_executable
 
@@ -92,11 +95,12 @@ class Program:
         if key not in self._ahead:
             if not stored.is_on():
                 return None
-            self.prepare(*arguments)
-        ahead = self._ahead[key]
-        read = ahead.wait()
+            with contextlib.suppress(Exception):  # the call itself says what is wrong
+                self.prepare(*arguments)
+        ahead = self._ahead.get(key)
+        read = None if ahead is None else ahead.wait()
         if read is None and not stored.is_on():
-            del self._ahead[key]  # JAX finds it by itself from here on
+            self._ahead.pop(key, None)  # JAX finds it by itself from here on
         return read
 
     def _compiling(self, divided: Any, place: stored.Place | None) -> _Ahead:
@@ -113,10 +117,10 @@ class Program:
             with stored.watched() as made:
                 compiled = lowered.compile()
             held.append(compiled)
-            if place is not None and made:
+            if place is not None and made and (calls := _outside_calls(compiled)) <= {"lapack"}:
                 rest, structure = returned
                 program, _, _ = serialize_executable.serialize(compiled)
-                place.write(program, (shapes, jax.tree.unflatten(structure, rest)))
+                place.write(program, (shapes, jax.tree.unflatten(structure, rest), bool(calls)))
 
         held: list[Any] = []  # until JAX itself holds it
         return _Ahead(shapes, returned, compile, held)
@@ -125,11 +129,14 @@ class Program:
         found = None if place is None else place.read()
         if found is None:
             return None
-        program, (shapes, skeleton) = found
+        program, (shapes, skeleton, lapack) = found
         rest, structure = jax.tree.flatten(skeleton)
         returned = tuple(rest), structure
         given = jax.tree.structure((divided[1:], {}))
         result = jax.tree.structure((shapes, _Static(returned)))
+
+        if lapack:
+            _initialise_lapack()
 
         def load() -> Any:
             return serialize_executable.deserialize_and_load(program, given, result)
@@ -167,6 +174,18 @@ class _Ahead:
         """What the thread has found."""
         self._thread.join()
         return self._found[0] if self._found else None
+
+
+def _outside_calls(compiled: jax.stages.Compiled) -> set[str]:
+    """The libraries that a program calls. Who loads it must have set them up, as JAX does in lowering."""
+    targets = re.findall(r'custom_call_target="([^"]+)"', compiled.as_text() or "unknown")
+    own = ("__", "TopK", "AllocateBuffer", "SliceToDynamic", "PadToStatic")  # the compiler's
+    return {name.partition("_")[0] for name in targets if not name.startswith(own)}
+
+
+@functools.cache
+def _initialise_lapack() -> None:
+    jax.jit(jnp.linalg.cholesky).lower(jax.ShapeDtypeStruct((1, 1), jnp.float32))
 
 
 @contextlib.contextmanager
