@@ -115,13 +115,16 @@ def compiled_chunk(
 
 def work_of(problem: Problem, state: State, steps: int) -> float:
     """About how many numbers some steps read; on an accelerator, where hurried steps are not worth it, ∞."""
+    return steps * work_of_a_step(problem, state) if jax.default_backend() == "cpu" else math.inf
+
+
+def work_of_a_step(problem: Problem, state: State) -> float:
+    """About how many numbers a step reads."""
     sampler = state.sampler
-    if jax.default_backend() != "cpu":
-        return math.inf
     batches = sampler.per_step * _numbers_in(sampler.one_block(problem, sampler.batch_size, slots=False))
     slots = _numbers_in((state.levels, state.store))  # and of tables, a step reads hardly anything
     others = _numbers_in(state) - slots - _numbers_in(state.tables)
-    return steps * (batches + others + slots * sampler.per_step / sampler.blocks)
+    return batches + others + slots * sampler.per_step / sampler.blocks
 
 
 class Sizes(eqx.Module):

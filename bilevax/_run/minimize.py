@@ -27,6 +27,7 @@ from bilevax._run.logs import Log, Logs
 from bilevax._run.outcome import DivergedError, Outcome
 from bilevax._run.progress import Progress, make_progress
 from bilevax._run.recovery import RecoveryWarning
+from bilevax._run.referee import make_referee
 from bilevax._run.run import FIXED, MOST_STEPS, Result, Run, checked_steps
 from bilevax._run.settings import Asked
 from bilevax._run.sharding import Shards, make_shards
@@ -150,8 +151,10 @@ def minimize(
         if feed is not None:
             stack.callback(feed.close)
         with collector_paused():
-            begun = _start(solver, problem, x0, y0, sampler, shards, feed, steps)
-            run = Run(*begun, feed, stop, steps)
+            started = _start(solver, problem, x0, y0, sampler, shards, feed, steps)
+            looks = _verifies(stop, problem, steps, shards)
+            referee = make_referee(solver, problem, x0, started[2]) if looks else None
+            run = Run(*started, feed, stop, steps, referee)
         saves = None
         if saving is not None:
             together = shards is not None and shards.several_processes
@@ -185,13 +188,15 @@ def minimize(
                 _rescue(error, run, saves, logs, result)
                 raise
     reached = result(Outcome.DIVERGED if run.failed else outcome)
-    if reached.recoveries and not run.failed:
-        went = "; ".join(map(str, reached.recoveries))
+    blown_up = [one for one in reached.recoveries if one.why == "blow-up"]
+    if blown_up and not run.failed:
+        went = "; ".join(map(str, blown_up))
         warnings.warn(f"the run began to blow up and went back, {went}", RecoveryWarning, stacklevel=2)
     doubt = ""
     if shards is None and reached.outcome is Outcome.FINISHED:
         doubt = _too_short(run) or _went_back_often(reached)
-    if _to_verify(stop, problem, reached, steps, shards):
+    ended = reached.outcome not in (Outcome.DIVERGED, Outcome.INTERRUPTED)
+    if ended and _verifies(stop, problem, steps, shards):
         found = verify(problem, reached.state, x0, solver=solver)
         reached = dataclasses.replace(reached, verification=found)
         doubt = found.message or doubt
@@ -255,9 +260,9 @@ def _entries_every(every: int | None, steps: int | None) -> int:
     return 100 if steps is None else max(1, checked_steps(steps, 0) // 100)
 
 
-def _to_verify(stop: Stop, problem: Problem, reached: Result, steps: int, shards: Shards | None) -> bool:
-    """Whether to solve a few blocks at the end."""
-    if reached.outcome in (Outcome.DIVERGED, Outcome.INTERRUPTED) or shards is not None:
+def _verifies(stop: Stop, problem: Problem, steps: int, shards: Shards | None) -> bool:
+    """Whether to solve a few blocks."""
+    if shards is not None:
         return False
     return stop.verify if stop.verify is not None else steps >= _VERIFIED and can_verify(problem)
 

@@ -1,4 +1,4 @@
-"""Going back when a run begins to blow up, with a shorter step."""
+"""Going back when a run begins to blow up, or F has risen, with a shorter step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -34,16 +34,18 @@ class Recovery:
     """A run went back, and on with shorter steps.
 
     Attributes:
-      step: where it began to blow up.
+      step: where it began to blow up, or F was found to have risen.
       back_to: where it went on from.
       what: "upper_step", or "lower_step" if y and v blew up even while x was held.
       factor: by which that step has been multiplied since then.
+      why: "blow-up", or "F rose": on a few blocks that were solved exactly.
     """
 
     step: int
     back_to: int
     what: str
     factor: float
+    why: Literal["blow-up", "F rose"] = "blow-up"
 
     def __str__(self) -> str:
         return f"from step {self.step} to {self.back_to}, with {self.factor:g} times the {self.what}"
@@ -57,11 +59,13 @@ class Guard:
     Attributes:
       good: a copy of the latest healthy state.
       recoveries: what has happened.
+      settled: the size of f when x last waited for y to settle; it may have been far smaller before.
     """
 
     def __init__(self, state: State):
-        self.good = _copy(state)
+        self.good = copy_of(state)
         self.recoveries: list[Recovery] = []
+        self.settled = 0.0
         self.count([])
 
     def count(self, entries: list[dict[str, float]]) -> None:
@@ -89,16 +93,16 @@ class Guard:
         """Takes an entry into account, and keeps the state there if it is healthy."""
         self._add(entry)
         if not self._above(entry, _HEALTHY):
-            self.good = _copy(state)
+            self.good = copy_of(state)
 
     def _above(self, entry: dict[str, float], times: float) -> bool:
         """Whether f is far above its least value."""
-        size = max(self.first, abs(self.least)) if self.seen else math.inf
+        size = max(self.first, abs(self.least), self.settled) if self.seen else math.inf
         return entry["objective"] > self.least + times * size
 
     def held(self) -> State:
         """The good state, with x held."""
-        return _restrained(_copy(self.good), "upper_step", 0.0)
+        return _restrained(copy_of(self.good), "upper_step", 0.0)
 
     def cause(self, good: dict[str, float], held: dict[str, float]) -> str:
         """Which step is too long, from entries of the good state and of a run from there with x held."""
@@ -121,7 +125,18 @@ class Guard:
         self.good = _restrained(self.good, what, _SHORTER)
         factor = float(getattr(self.good.restraint, _FIELD[what]))
         self.recoveries.append(Recovery(step, int(self.good.step), what, factor))
-        return _copy(self.good)
+        return copy_of(self.good)
+
+    def give_up(self, step: int, best: State) -> State:
+        """The state to go on from, with a shorter upper step, where F has risen since an earlier state."""
+        assert self.good.restraint is not None
+        self.good = _restrained(
+            dataclasses.replace(copy_of(best), restraint=self.good.restraint), "upper_step", _SHORTER
+        )
+        assert self.good.restraint is not None
+        factor = float(self.good.restraint.upper)
+        self.recoveries.append(Recovery(step, int(best.step), "upper_step", factor, "F rose"))
+        return copy_of(self.good)
 
 
 _FIELD = {"upper_step": "upper", "lower_step": "lower"}
@@ -141,6 +156,6 @@ def _restrained(state: State, what: str, times: float) -> State:
 
 
 @functools.partial(HurriedJit, calls=100)
-def _copy(state: Any) -> Any:
+def copy_of(state: Any) -> Any:
     """A state that shares no buffers: a chunk takes over those of the state it is given."""
     return jax.tree.map(jnp.copy, state)

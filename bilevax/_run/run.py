@@ -23,6 +23,7 @@ from bilevax._run.history import History
 from bilevax._run.interrupts import Interrupts
 from bilevax._run.outcome import Outcome
 from bilevax._run.recovery import MOST, Guard, Recovery, can_guard
+from bilevax._run.referee import Referee
 from bilevax._run.replay import Replays
 from bilevax._run.settings import Settings
 from bilevax._run.sharding import Shards
@@ -122,6 +123,7 @@ class Run:
         feed: Feed | None,
         stop: Stop,
         steps: int,
+        referee: Referee | None = None,
     ):
         self.inputs, self.begin, self.feed = (solver, problem), begin, feed
         # Of all steps, not of those that are left: a run that is resumed must have the same bits.
@@ -134,6 +136,8 @@ class Run:
         self.best_iterate = jax.tree.map(jnp.copy, (state.settled.x, state.y)) if stop.patience else None
         self.best_value, self.best_step, self.stale = np.inf, 0, 0
         self.guard = Guard(state) if can_guard(state, stop.recover) else None
+        self.referee = None if self.guard is None else referee
+        self.steps = steps
 
     @property
     def recoveries(self) -> tuple[Recovery, ...]:
@@ -192,11 +196,26 @@ class Run:
         held, total = self._take(guard.held(), lost - start)
         objective = float(total.high) / (lost - start)
         what = guard.cause(self._entry(sizes(guard.good), 0.0), self._entry(sizes(held), objective))
-        self.state = guard.back(lost, what, lambda: self.begin(self.inputs[0]))
-        self.done = self.last_finite = start = int(self.state.step)
+        self._go_on_from(guard.back(lost, what, lambda: self.begin(self.inputs[0])))
+        return True
+
+    def _go_on_from(self, state: State) -> None:
+        """Goes on from an earlier state."""
+        self.state = state
+        self.done = self.last_finite = int(state.step)
         self.total, self.counted = (0.0, 0.0), 0
-        self.history = History([entry for entry in self.history.entries if entry["step"] <= start])
-        guard.count(self.history.entries)
+        self.history = History([entry for entry in self.history.entries if entry["step"] <= self.done])
+        if self.guard is not None:
+            self.guard.count(self.history.entries)
+
+    def _went_astray(self) -> bool:
+        """Goes back to where F was least, with a shorter upper step, if it has risen since then."""
+        final = self.done >= self.steps
+        if self.referee is None or self.guard is None or len(self.recoveries) >= MOST:
+            return False
+        if not (final or self.referee.is_due(self.done)) or not self.referee.has_risen(self.state, final):
+            return False
+        self._go_on_from(self.guard.give_up(self.done, self.referee.best))
         return True
 
     def _divergence(self, first: int) -> str:
@@ -241,7 +260,11 @@ class Run:
             return None
         entry = self._entry(size, sum(self.total) / max(self.counted, 1))
         if self.guard is not None and not self.failed:
-            if self._judged(entry) and self.guard.has_blown_up(entry) and self._recovered(self.last_entry):
+            if self._waits(entry):
+                self.guard.settled = abs(entry["objective"])
+            elif self.guard.has_blown_up(entry) and self._recovered(self.last_entry):
+                return None
+            if self._went_astray():
                 return None
             self.guard.note(entry, self.state)
         if measures:
@@ -257,10 +280,14 @@ class Run:
                 self.best_value, self.best_step, self.stale = entry[self.stop.watch], self.done, 0
         return entry
 
-    def _judged(self, entry: dict[str, float]) -> bool:
-        """Whether an entry shows how the run goes: not while y settles where x has returned to."""
-        returned = any(int(pace.resume) > self.last_entry for pace in paces(self.state.optimizer))
-        return not (returned and math.isfinite(entry["objective"]))
+    def _waits(self, entry: dict[str, float]) -> bool:
+        """Whether x waits for y to settle, so that f says nothing about x: it may rise by any factor."""
+        assert self.guard is not None
+        moving = paces(self.state.optimizer)
+        returned = any(int(pace.resume) > self.last_entry for pace in moving)
+        begins = any(float(pace.scale) == 0 for pace in moving)
+        begins &= entry["lower_residual"] <= self.guard.largest["lower_residual"]
+        return (returned or begins) and math.isfinite(entry["objective"])
 
     def outcome(self, steps: int, began: float, interrupts: Interrupts) -> Outcome | None:
         """Why to stop now; None to continue."""
@@ -300,6 +327,8 @@ class Run:
             "total": self.total,
             "counted": self.counted,
             "recoveries": [dataclasses.asdict(one) for one in self.recoveries],
+            "settled": 0.0 if self.guard is None else self.guard.settled,
+            "referee": None if self.referee is None else self.referee.notes(),
             "streams": None if self.feed is None else self.feed.positions(self.done),
             "best": [self.best_value if np.isfinite(self.best_value) else None, self.best_step, self.stale],
         }
@@ -307,8 +336,9 @@ class Run:
 
     @property
     def _extra(self) -> Any:
-        """What a checkpoint holds besides the state: the best iterate, and the state to go back to."""
-        return self.best_iterate, None if self.guard is None else self.guard.good
+        """What a checkpoint holds besides the state: the best iterate, and the states to go back to."""
+        good = None if self.guard is None else self.guard.good
+        return self.best_iterate, good, None if self.referee is None else self.referee.best
 
     def finish(self, store: CheckpointStore | None) -> None:
         """Saves the last state, and returns when it is on disk."""
@@ -332,7 +362,9 @@ class Run:
                 f"the run to resume watched {watched!r}, this one watches {watch!r}: the best iterate "
                 "so far is by another metric"
             )
-        self.state, (self.best_iterate, good) = saved.state, saved.extra
+        self.state, (self.best_iterate, good, best) = saved.state, saved.extra
+        if self.referee is not None:
+            self.referee.best = best
         if self.guard is not None:
             self.guard.good = good
             self.guard.count(self.history.entries)
@@ -353,6 +385,9 @@ class Run:
             self.feed.restore(notes["streams"])
         if self.guard is not None:
             self.guard.recoveries = [Recovery(**one) for one in notes["recoveries"]]
+            self.guard.settled = float(notes["settled"])
+        if self.referee is not None:
+            self.referee.take(notes["referee"])
         value, step, stale = notes["best"]
         self.best_value = np.inf if value is None else float(value)
         self.best_step, self.stale = int(step), int(stale)

@@ -15,16 +15,13 @@ from bilevax._problem.rows import PerBlock, Shared
 from bilevax._problem.sampling import Sampler
 from bilevax._run.ill_posed import curvature_fault
 from bilevax._run.knobs import Knobs, is_number, rounded, shown
-from bilevax._step.slots import gather
 from bilevax._step.state import State
-from bilevax._truth.few_blocks import affordable_blocks, require_slot_per_block, solve_few
+from bilevax._truth.few_blocks import affordable_blocks, blocks_to_solve, require_slot_per_block, solve_at
 from bilevax._util import checks
 from bilevax._util.trees import PyTree
 from bilevax.solvers.base import AbstractSolver
 from bilevax.solvers.block_newton import BlockNewton
 
-_BLOCKS = 32
-_BLOCKS_OF_A_RISK = 512  # a few blocks say nothing about a tail or a rare group
 _AT_REST = (
     "x did not move: ∇F(x0) is zero, as at a point of symmetry or where f does not depend on x: start from "
     "another x0, such as small random numbers"
@@ -85,7 +82,7 @@ def verify(
       problem: the problem.
       state: the state of a run, of any solver.
       x0: where the run started.
-      blocks: how many blocks; left out, 32, or 512 under a risk, or fewer if they have many rows.
+      blocks: how many blocks; left out, from 32 to 1,024, fewer if they have many rows.
       solver: the solver of the run, whose upper step the message may name.
 
     Returns:
@@ -109,19 +106,10 @@ def verify(
     """
     problem, state = problem.without_centres(), state.settled
     require_slot_per_block(problem, "verify")
-    most = (
-        max(1, affordable_blocks(problem, _BLOCKS if problem.risk is None else _BLOCKS_OF_A_RISK))
-        if blocks is None
-        else checks.whole_number("blocks", blocks, 1)
-    )
-    count = min(problem.count, most)
-    chosen = jnp.asarray(np.unique(np.linspace(0, problem.count - 1, count).round().astype(int)))
-    y, v = problem.split("state.y", state.y), problem.split("state.v", state.v)
-    y, v = gather(y, chosen), {name: None if v[name] is None else gather(v[name], chosen) for name in v}
     x0 = jax.tree.map(lambda a, like: jnp.asarray(a, like.dtype), x0, state.x)
+    chosen = blocks_to_solve(problem, None if blocks is None else checks.whole_number("blocks", blocks, 1))
     # At x0 the multipliers of the run mean nothing, but with them both calls are one program.
-    start = solve_few(problem, x0, y, v, chosen)
-    found = solve_few(problem, state.x, y, v, chosen)
+    start, found = solve_at(problem, x0, state, chosen), solve_at(problem, state.x, state, chosen)
     result = Verification(
         len(chosen),
         float(overall(problem.risk, found.value, chosen)),
@@ -142,7 +130,9 @@ def verify(
     spread = 0.0 if len(chosen) == problem.count else float(np.std(change)) / len(chosen) ** 0.5
     spread = np.inf if problem.risk is not None and len(chosen) < problem.count else spread
     done = int(state.step)
-    better = _newton_steps(problem, y, solver) + _less_noise(problem, state.sampler)
+    better = _newton_steps(problem, problem.split("state.y", state.y), solver) + _less_noise(
+        problem, state.sampler
+    )
     choices = better, f"steps={4 * done} instead of {done}", _slower_x(solver)
     left = float(jnp.mean(jnp.maximum(found.left, start.left)))
     rest = float(found.gradient / jnp.maximum(start.gradient, jnp.finfo(jnp.float32).tiny))
@@ -174,7 +164,7 @@ def can_verify(problem: Problem) -> bool:
         isinstance(rows, (Shared, PerBlock, type(None))) for rows in (problem.upper_data, *problem.lower_data)
     )
     own_slots = any(level.slots is not None for level in problem.levels.values())
-    return known and not own_slots and not problem.random and affordable_blocks(problem, _BLOCKS) > 0
+    return known and not own_slots and not problem.random and affordable_blocks(problem, 1) > 0
 
 
 def _message(

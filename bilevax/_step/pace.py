@@ -135,10 +135,6 @@ class Pace(NamedTuple):
     first: Array
 
 
-# r, x and D before it, trend, n, f and x of the best window, whether x returns
-_Window = tuple[Array, PyTree, PyTree, Array, PyTree, Array, PyTree, Array]
-
-
 def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
     """An upper step with nothing to tune; a solver whose `upper_step` is left out uses it.
 
@@ -187,85 +183,46 @@ def automatic_step(speed: Any = 1.0) -> optax.GradientTransformationExtraArgs:
         dtype, shortest = state.scale.dtype, shortest_window(chance)
         certain = _has_certainly_risen(state, shortest) & (state.count > state.resume)
         ended = (state.count >= state.end) | certain
+        # All that reads x as a whole beside the step itself is done at the ends of windows only.
+        state, back = change_if(
+            ended, lambda kept: _turned(kept[0], params, certain, chance), (state, jnp.zeros((), bool))
+        )
         count = state.count.astype(dtype)
         recent, longer = jnp.maximum(_MOMENTUM, 1 / (count + 1)), 3 / (count + 3)
         average = jax.tree.map(lambda m, z: m + recent * (_wide(z) - m), state.average, updates)
         squares = jax.tree.map(lambda n, m: n + longer * (jnp.square(m) - n), state.squares, average)
-
-        # All that reads x as a whole beside the step itself is done at the ends of windows only.
-        def begun(kept: tuple[Array, PyTree]) -> tuple[Array, PyTree]:
-            direction = jax.tree.map(lambda m, n: _clipped_ratio(m, jnp.sqrt(n)), average, squares)
-            first = _first_scale(state, _inner(average, direction), params, shortest)
-            return jnp.where(kept[0] > 0, kept[0], first).astype(dtype), direction
-
-        def turned(kept: _Window) -> _Window:
-            scale, origin, covered_before, trend, then, best, best_origin, _ = kept
-            here = jax.tree.map(_wide, params)
-            covered = jax.tree.map(jnp.subtract, origin, here)
-            now = _by_itself(state, covered, covered_before).astype(dtype)
-            change, risen = _change(state, covered, covered_before, _goes_on(now, trend), chance)
-            back = risen & (certain | _is_lost(state))
-            place = (best[0] > 0) & (state.first > best[1])
-            place = jax.tree.map(lambda a, b: jnp.where(place, a, b), best_origin, origin)
-            better = (scale > 0) & ((best[0] == 0) | (state.values[1] < best[1]))
-            best = jnp.where(back, 0, jnp.where(better, state.values, best))
-            best_origin = jax.tree.map(lambda a, b: jnp.where(better & ~back, a, b), origin, best_origin)
-            old, new = (place, covered_before, trend, then), (here, covered, now, squares)
-            origin, covered, trend, then = jax.tree.map(lambda a, b: jnp.where(back, a, b), old, new)
-            return (scale * change).astype(dtype), origin, covered, trend, then, best, best_origin, back
-
-        none = jnp.zeros((), bool)
-        kept = state.scale, state.origin, state.covered_before, state.trend, state.squares_then
-        scale, origin, covered_before, trend, then, best, best_origin, back = change_if(
-            ended, turned, (*kept, state.best, state.best_origin, none)
-        )
-        average, squares = change_if(back, lambda kept: (zeros_like(kept[0]), then), (average, squares))
         # x waits for three windows: from the second to the third f and the lag change by themselves.
-        resume = jnp.where(back, state.count + 3 * shortest, state.resume)
-        waits, resumes = state.count < resume, (state.count == resume) & (resume > 0)
-        drift = jnp.where(resumes, _drift(state), state.drift)
-        left = resume - state.count
-        opened = ended | resumes | (left == shortest) | (left == 2 * shortest)
-        size_of_f = jnp.maximum(jnp.abs(state.values[1]), jnp.abs(state.values_before[1]))
-        settled = ended & (jnp.abs(_rise(state)) <= _SETTLED * size_of_f)
-        settled = (settled & (state.count >= _WAIT * shortest)) | (state.count >= _LONGEST_WAIT * shortest)
-        waited = (scale == 0) & settled
-        scale, covered_before = change_if(waited, begun, (scale, covered_before))
-        size = jnp.where(waits, 0, speed * scale / jnp.sqrt(count + _EARLY))
+        left = state.resume - state.count
+        drift = jnp.where(left == 0, _drift(state), state.drift)
+        opened = ended | (left == 0) | (left == shortest) | (left == 2 * shortest)
+        size = jnp.where(left > 0, 0, speed * state.scale / jnp.sqrt(count + _EARLY))
         moves = jax.tree.map(
-            lambda m, n, z: (-size * _clipped_ratio(m, jnp.sqrt(n))).astype(z.dtype),
+            lambda m, n, z: (-size * _unit(m, n)).astype(z.dtype),
             average,
             squares,
             updates,
         )
-        moves = change_if(back, lambda moves: jax.tree.map(_way_back, moves, params, origin), moves)
+        moves = change_if(back, lambda moves: jax.tree.map(_way_back, moves, params, state.origin), moves)
 
-        along = _inner(jax.tree.map(_wide, updates), covered_before)
+        along = _inner(jax.tree.map(_wide, updates), state.covered_before)
         fresh = state.slope + (along - state.slope) / jnp.maximum(weight, _LEAST_WEIGHT)
         length = jnp.maximum(shortest, _SHARE * count).astype(jnp.int32)
-        return moves, Pace(
-            state.count + 1,
-            average,
-            squares,
-            scale,
-            origin,
-            covered_before,
+        above = jnp.asarray(value - lag, dtype)
+        return moves, state._replace(
+            count=state.count + 1,
+            average=average,
+            squares=squares,
             # After a return f begins anew: what it was before may have been on the way to where y settles.
-            jnp.where(back, 0, _with(jnp.where(opened, 0, state.values), jnp.asarray(value - lag, dtype))),
-            jnp.where(back, 0, jnp.where(opened, state.values, state.values_before)),
-            jnp.where(ended, jnp.maximum(state.count, resume) + length, state.end),
+            values=jnp.where(back, 0, _with(jnp.where(opened, 0, state.values), above)),
+            values_before=jnp.where(back, 0, jnp.where(opened, state.values, state.values_before)),
+            end=jnp.where(ended, jnp.maximum(state.count, state.resume) + length, state.end),
             # The slope before was along another displacement.
-            jnp.where(ended | waits, 0, _with(state.slopes, fresh)),
-            along,
-            jnp.where(back, 0, _with(jnp.where(opened, 0, state.lags), jnp.asarray(lag, dtype))),
-            jnp.where(opened & ~back, state.lags, state.lags_before),
-            trend,
-            then,
-            resume,
-            drift,
-            best,
-            best_origin,
-            jnp.where(opened, jnp.asarray(value - lag, dtype), state.first),
+            slopes=jnp.where(ended | (left > 0), 0, _with(state.slopes, fresh)),
+            slope=along,
+            lags=jnp.where(back, 0, _with(jnp.where(opened, 0, state.lags), jnp.asarray(lag, dtype))),
+            lags_before=jnp.where(opened & ~back, state.lags, state.lags_before),
+            drift=drift,
+            first=jnp.where(opened, above, state.first),
         )
 
     return optax.GradientTransformationExtraArgs(init, update)  # pyright: ignore[reportArgumentType]
@@ -282,6 +239,52 @@ def shortest_window(chance: float) -> int:
     return max(_SHORTEST, math.ceil(_VISITS / chance))
 
 
+def _turned(state: Pace, params: PyTree, certain: Array, chance: float) -> tuple[Pace, Array]:
+    """The state after the end of a window, and whether x returns; `certain`: f is certain to have risen."""
+    here, shortest = jax.tree.map(_wide, params), shortest_window(chance)
+    covered = jax.tree.map(jnp.subtract, state.origin, here)
+    now = _by_itself(state, covered)
+    change, risen = _change(state, covered, _goes_on(now, state.trend), chance)
+    back = risen & (certain | _is_lost(state))
+    best, best_origin = _best(state)
+    too_large = (state.best[0] > 0) & (state.first > state.best[1])
+    returned = state._replace(
+        average=zeros_like(state.average),
+        squares=state.squares_then,
+        scale=state.scale * change,
+        origin=_either(too_large, state.best_origin, state.origin),
+        resume=state.count + 3 * shortest,
+        best=jnp.zeros_like(state.best),
+    )
+    went_on = state._replace(
+        scale=state.scale * change,
+        origin=here,
+        covered_before=covered,
+        trend=now,
+        squares_then=state.squares,
+        best=best,
+        best_origin=best_origin,
+    )
+    return _begun(_either(back, returned, went_on), here, shortest), back
+
+
+def _begun(state: Pace, here: PyTree, shortest: int) -> Pace:
+    """The state with a first speed, if x has waited until y and v have settled."""
+    size_of_f = jnp.maximum(jnp.abs(state.values[1]), jnp.abs(state.values_before[1]))
+    settled = (jnp.abs(_rise(state)) <= _SETTLED * size_of_f) & (state.count >= _WAIT * shortest)
+    waited = (state.scale == 0) & (settled | (state.count >= _LONGEST_WAIT * shortest))
+    direction = jax.tree.map(lambda m, n: _unit(m, n), state.average, state.squares)
+    first = _first_scale(state, _inner(state.average, direction), here, shortest)
+    moving = state._replace(scale=first.astype(state.scale.dtype), covered_before=direction)
+    return _either(waited, moving, state)
+
+
+def _best(state: Pace) -> tuple[Array, PyTree]:
+    """The values of f in the best window so far, this one included, and x at its start."""
+    better = (state.scale > 0) & ((state.best[0] == 0) | (state.values[1] < state.best[1]))
+    return _either(better, (state.values, state.origin), (state.best, state.best_origin))
+
+
 def _first_scale(state: Pace, slope: Array, params: PyTree, shortest: int) -> Array:
     """r of the first window in which x moves, from the slope of f along its direction."""
     dtype = state.scale.dtype
@@ -293,31 +296,28 @@ def _first_scale(state: Pace, slope: Array, params: PyTree, shortest: int) -> Ar
     return math.sqrt(_EARLY) / shortest * first
 
 
-def _change(
-    state: Pace, covered: PyTree, covered_before: PyTree, by_itself: Array, chance: float
-) -> tuple[Array, Array]:
+def _change(state: Pace, covered: PyTree, by_itself: Array, chance: float) -> tuple[Array, Array]:
     """The factor of r after a window, from the displacements of x in it and in the one before.
 
     And whether f rose because of x.
     """
-    inner = _inner(covered, covered_before)
-    sizes = _inner(covered, covered) * _inner(covered_before, covered_before)
+    inner = _inner(covered, state.covered_before)
+    sizes = _inner(covered, covered) * _inner(state.covered_before, state.covered_before)
     cosine = inner / jnp.sqrt(jnp.where(sizes > 0, sizes, 1))
-    (many, mean, spread), (many_before, mean_before, spread_before) = state.values, state.values_before
-    mean_before = jnp.where(many_before > 0, mean_before, mean)
-    variance = spread / jnp.maximum(many, 1) ** 2 + spread_before / jnp.maximum(many_before, 1) ** 2
-    noise = _RISE * jnp.sqrt(variance)
+    mean = state.values[1]
+    mean_before = jnp.where(state.values_before[0] > 0, state.values_before[1], mean)
+    noise = _RISE * _error(state.values, state.values_before)
     forgiven, forgiven_lag = _forgiven(state)
     rise = _rise(state) - noise - forgiven
     many, slope, spread = state.slopes
     downhill = slope * many > _SURE * jnp.sqrt(spread)
-    (many, lag, spread), (many_before, lag_before, spread_before) = state.lags, state.lags_before
-    variance = spread / jnp.maximum(many, 1) ** 2 + spread_before / jnp.maximum(many_before, 1) ** 2
-    behind = jnp.abs(lag) - jnp.abs(lag_before) - _SURE * jnp.sqrt(variance) - forgiven_lag
+    grown = jnp.abs(state.lags[1]) - jnp.abs(state.lags_before[1])
+    behind = grown - _SURE * _error(state.lags, state.lags_before) - forgiven_lag
     # What z predicts counts as far as the noise of f does not contradict it: f may be too noisy to tell.
     believed = jnp.where(by_itself, slope, jnp.minimum(slope, mean_before - mean + noise + forgiven))
     decrease = jnp.maximum(mean_before - mean, believed)
-    by_visit = jnp.maximum(decrease, 0) * jnp.maximum(1 / jnp.maximum(many * chance, 1), _PART)
+    visits = jnp.maximum(state.lags[0] * chance, 1)
+    by_visit = jnp.maximum(decrease, 0) * jnp.maximum(1 / visits, _PART)
     # Where y and v settle, f changes far more than z predicts, and less and less.
     worst = jnp.maximum(rise, behind)
     ours = (worst <= _CAUSED * jnp.abs(slope)) | (worst > jnp.abs(state.trend[0]) * _apart(state))
@@ -334,18 +334,22 @@ def _change(
 
 def _has_certainly_risen(state: Pace, shortest: int) -> Array:
     """Whether f is above the window before, by more than its noise, and than it should have fallen by."""
-    (many, mean, spread), (many_before, mean_before, spread_before) = state.values, state.values_before
-    variance = spread / jnp.maximum(many, 1) ** 2 + spread_before / jnp.maximum(many_before, 1) ** 2
-    rise = mean - mean_before - _forgiven(state)[0]
-    known = (state.scale > 0) & (many >= shortest) & (many_before > 0)
-    return known & (rise > _CERTAIN * jnp.sqrt(variance)) & (rise > jnp.abs(state.slopes[1]))
+    rise = state.values[1] - state.values_before[1] - _forgiven(state)[0]
+    known = (state.scale > 0) & (state.values[0] >= shortest) & (state.values_before[0] > 0)
+    sure = rise > _CERTAIN * _error(state.values, state.values_before)
+    return known & sure & (rise > jnp.abs(state.slopes[1]))
 
 
 def _is_lost(state: Pace) -> Array:
     """Whether f is far above the best window, by its noise."""
-    (many, mean, spread), (many_best, mean_best, spread_best) = state.values, state.best
-    variance = spread / jnp.maximum(many, 1) ** 2 + spread_best / jnp.maximum(many_best, 1) ** 2
-    return (many_best > 0) & (mean - mean_best - _forgiven(state)[0] > _ABOVE * jnp.sqrt(variance))
+    above = state.values[1] - state.best[1] - _forgiven(state)[0]
+    return (state.best[0] > 0) & (above > _ABOVE * _error(state.values, state.best))
+
+
+def _error(one: Array, other: Array) -> Array:
+    """The standard error of the difference of two means, from their counts and squared deviations."""
+    (many, _, spread), (many_other, _, spread_other) = one, other
+    return jnp.sqrt(spread / jnp.maximum(many, 1) ** 2 + spread_other / jnp.maximum(many_other, 1) ** 2)
 
 
 def _drift(state: Pace) -> Array:
@@ -364,16 +368,17 @@ def _way_back(move: Array, here: Array, origin: Array) -> Array:
     return (origin - _wide(here)).astype(move.dtype)
 
 
-def _by_itself(state: Pace, covered: PyTree, covered_before: PyTree) -> Array:
+def _by_itself(state: Pace, covered: PyTree) -> Array:
     """By how much f rose beside the decrease that z predicts, and how far x went for that.
 
     Both by step, since windows grow. f rises from the mean of a window to that of the next: on the way from
     middle to middle.
     """
-    before = jnp.sqrt(_inner(covered_before, covered_before))
+    before = jnp.sqrt(_inner(state.covered_before, state.covered_before))
     way = (jnp.sqrt(_inner(covered, covered)) + before) / 2
     predicted = state.slopes[1] * way / jnp.where(before > 0, before, jnp.inf)
-    return jnp.stack([_rise(state) + predicted, way]) / _apart(state)
+    now = jnp.stack([_rise(state) + predicted, way]) / _apart(state)
+    return now.astype(state.trend.dtype)
 
 
 def _apart(state: Pace) -> Array:
@@ -411,12 +416,17 @@ def _with(values: Array, value: Array) -> Array:
     return jnp.stack([many + 1, mean, spread + change * (value - mean)])
 
 
+def _either(condition: Array, one: Any, other: Any) -> Any:
+    """One tree or the other."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b).astype(b.dtype), one, other)
+
+
 def _wide(a: Array) -> Array:
     return jnp.asarray(a).astype(jnp.promote_types(jnp.result_type(a), jnp.float32))
 
 
-def _clipped_ratio(m: Array, size: Array) -> Array:
-    return jnp.where(size > 0, jnp.clip(m / jnp.where(size > 0, size, 1), -1, 1), 0)
+def _unit(m: Array, n: Array) -> Array:
+    return jnp.where(n > 0, jnp.clip(m * jax.lax.rsqrt(n), -1, 1), 0)
 
 
 def _inner(one: PyTree, other: PyTree) -> Array:

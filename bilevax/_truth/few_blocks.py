@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
@@ -20,7 +21,9 @@ from bilevax._problem.risk import weights_of
 from bilevax._problem.sampling import all_rows
 from bilevax._problem.view import BlockView, each_block
 from bilevax._step.lagrangian import Point, gradients, with_terms
-from bilevax._truth.lower_solve import Solved, solve_lower_problem
+from bilevax._step.slots import gather
+from bilevax._step.state import State
+from bilevax._truth.lower_solve import SMALL, Solved, solve_lower_problem
 from bilevax._truth.own_solve import Minimised, own_levels, solve_own
 from bilevax._truth.saddle_solve import indefinite_inverse, solve_saddle
 from bilevax._truth.set_solve import multiplier_within, projection, solve_within
@@ -29,6 +32,10 @@ from bilevax._util.trees import PyTree, combine, norm
 
 _ENTRIES = 2**22  # of the rows of all blocks that are solved at once
 _PASSES = 20  # over them, about: Newton steps, whose Hessians are products of matrices
+_CHEAP = 2**18  # numbers in the rows of all blocks together
+_FEWEST, _MOST = 32, 1024  # blocks
+_FEWEST_OF_A_RISK = 512  # a few blocks say nothing about a tail or a rare group
+_NEWTON_STEPS, _MATRIX_FREE = 25, 1000  # passes over the rows: for each variable, and for many variables
 
 
 class Truth(NamedTuple):
@@ -52,6 +59,32 @@ class Truth(NamedTuple):
     left: Array
     gradient: Array
     gradient_error: Array
+
+
+def blocks_to_solve(problem: Problem, most: int | None = None) -> Array:
+    """The numbers of some blocks, evenly spread; left out, as many as are cheap to solve."""
+    if most is None:
+        cheap = min(_MOST, _CHEAP // max(_entries_of_a_block(problem), 1))
+        fewest = _FEWEST if problem.risk is None else _FEWEST_OF_A_RISK
+        most = max(1, affordable_blocks(problem, max(fewest, cheap)))
+    chosen = np.linspace(0, problem.count - 1, min(problem.count, most)).round().astype(int)
+    return jnp.asarray(np.unique(chosen))
+
+
+def solve_at(problem: Problem, x: PyTree, state: State, blocks: Array) -> Truth:
+    """Solves some blocks at any x, from the y of a state; its v is compared with that at x."""
+    state = state.settled
+    y, v = problem.split("state.y", state.y), problem.split("state.v", state.v)
+    y, v = gather(y, blocks), {name: None if v[name] is None else gather(v[name], blocks) for name in v}
+    x = jax.tree.map(lambda a, like: jnp.asarray(a, like.dtype), x, state.x)
+    return solve_few(problem, x, y, v, blocks)
+
+
+def work_of_solving(problem: Problem, blocks: int, y: PyTree) -> float:
+    """About how many numbers are read to solve some blocks; see `work_of_a_step`."""
+    entries = sum(leaf[0].size for leaf in jax.tree.leaves(y))
+    passes = _NEWTON_STEPS * entries if entries <= SMALL else _MATRIX_FREE
+    return blocks * _entries_of_a_block(problem) * passes
 
 
 def solve_few(

@@ -1,0 +1,107 @@
+"""The exact F of a few blocks, now and then during a run: where it has risen, the run goes back.
+
+While y and v follow x too slowly, the f that a run tracks may fall where F rises. Nothing that a step sees
+shows this; a few blocks that are solved do. They are solved seldom enough to be a small part of the work.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from bilevax._problem.problem import Problem
+from bilevax._run.chunks import work_of_a_step
+from bilevax._run.recovery import copy_of
+from bilevax._run.verification import can_verify
+from bilevax._step.state import State
+from bilevax._truth.few_blocks import blocks_to_solve, solve_at, work_of_solving
+from bilevax._util.trees import PyTree
+from bilevax.solvers.base import AbstractSolver
+
+_SHARE = 0.05  # of the work of a run, at most
+_FIRST, _FARTHER = 250, 1.25  # steps from look to look: at least so many, and so many times as far as before
+_RISE = 0.01  # of the decrease of F so far
+_SURE = 1.5  # standard errors of the change of F, from block to block
+_MANY = 1000  # steps, whose first pass is a small part of them
+_LEFT = 0.005  # of F, by which a further Newton step may change it
+
+
+def make_referee(solver: AbstractSolver, problem: Problem, x0: PyTree, state: State) -> Referee | None:
+    """A referee of a run, where a few blocks are worth looking at; under a risk they are not."""
+    if problem.risk is not None or not can_verify(problem):
+        return None
+    asked = solver.count_oracles(problem, state.sampler, _MANY)
+    matrices = 0.0 if asked is None else asked.matrices / (_MANY * state.sampler.per_step)
+    return Referee(problem, x0, state, matrices)
+
+
+class Referee:
+    """Looks at F on a few blocks, and keeps the state where it was least.
+
+    Args:
+      problem: the problem.
+      x0: where x starts.
+      state: the state before the first step.
+      matrices: how many Hessians a step makes of a block.
+
+    Attributes:
+      best: a copy of the state with the least F so far.
+      values: F of each of the blocks there; none before the first look.
+      start: the mean of F at x0 over the blocks; NaN before the first look, or if they cannot be solved.
+      last: the step of the latest look.
+    """
+
+    def __init__(self, problem: Problem, x0: PyTree, state: State, matrices: float = 0):
+        self.problem, self.x0, self.best = problem.without_centres(), x0, copy_of(state)
+        self.blocks = blocks_to_solve(self.problem)
+        self.values, self.start, self.last = np.zeros(0), np.nan, 0
+        work = work_of_solving(self.problem, self.blocks.size, state.y)
+        passes = 1 + matrices * sum(leaf[0].size for leaf in jax.tree.leaves(state.y))
+        self._pause = max(_FIRST, work / (_SHARE * passes * work_of_a_step(problem, state)))
+
+    def is_due(self, step: int) -> bool:
+        """Whether it is time for another look."""
+        return step >= max(_FARTHER * self.last, self.last + self._pause)
+
+    def has_risen(self, state: State, final: bool = False) -> bool:
+        """Whether F is larger than at the best state, by more than the choice of the blocks accounts for.
+
+        A final look changes nothing: a run that is continued later must not depend on where it was divided.
+        """
+        values = self._values(state.settled.x, state)
+        best, start = self.values, self.start
+        if not best.size:
+            best = self._values(self.x0, state)
+            start = float(np.mean(best)) if best.size else np.nan
+        risen = bool(values.size) and bool(best.size) and self._is_larger(values, best, start)
+        if not (risen or final) and values.size:
+            if not best.size or np.mean(values) < np.mean(best):
+                best, self.best = values, copy_of(state)
+            self.values, self.start, self.last = best, start, int(state.step)
+        return risen
+
+    def notes(self) -> dict[str, Any]:
+        """What a checkpoint holds of it beside the state."""
+        start = None if np.isnan(self.start) else self.start
+        return {"values": self.values.tolist(), "start": start, "last": self.last}
+
+    def take(self, notes: dict[str, Any]) -> None:
+        """Goes on with what a checkpoint holds."""
+        self.values, self.last = np.asarray(notes["values"], np.float64), int(notes["last"])
+        self.start = np.nan if notes["start"] is None else float(notes["start"])
+
+    def _is_larger(self, values: np.ndarray, best: np.ndarray, start: float) -> bool:
+        change = values - best
+        noise = 0.0 if len(change) == self.problem.count else float(np.std(change)) / len(change) ** 0.5
+        fallen = start - float(np.mean(best))
+        return float(np.mean(change)) > _SURE * noise + _RISE * max(fallen, 0.0)
+
+    def _values(self, x: PyTree, state: State) -> np.ndarray:
+        """F of every block at x, solved from the y of a state; none if they cannot be solved."""
+        found = solve_at(self.problem, x, state, self.blocks)
+        values, left = np.asarray(found.value, np.float64), float(np.mean(np.asarray(found.left)))
+        size = np.fmax(abs(np.mean(values)), abs(np.mean(values) - self.start))
+        solved = np.isfinite(values).all() and left <= _LEFT * size
+        return values if solved else np.zeros(0)
