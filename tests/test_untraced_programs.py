@@ -129,6 +129,7 @@ def processes(monkeypatch):
             one._programs.clear()
         jax.clear_caches()
 
+    jax.clear_caches()  # what was compiled before is not written
     yield forget
     forget()
 
