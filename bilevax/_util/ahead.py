@@ -135,10 +135,9 @@ class Program:
         given = jax.tree.structure((divided[1:], {}))
         result = jax.tree.structure((shapes, _Static(returned)))
 
-        if lapack:
-            _initialise_lapack()
-
         def load() -> Any:
+            if lapack:
+                _initialise_lapack()
             return serialize_executable.deserialize_and_load(program, given, result)
 
         return _Ahead(shapes, returned, load)
