@@ -170,7 +170,14 @@ def plain_seconds(rows: int, precision: str, steps: int) -> float:
 
 
 def measure(
-    per_step: int, batch: int, blocks: int, steps: int, precisions: list[str], size: int, commons: bool
+    per_step: int,
+    batch: int,
+    blocks: int,
+    steps: int,
+    precisions: list[str],
+    size: int,
+    commons: bool,
+    places: list[str],
 ) -> list[dict[str, Any]]:
     """A row for every method, place of the network and precision."""
     rows: list[dict[str, Any]] = []
@@ -183,7 +190,9 @@ def measure(
             cases: list[tuple[str, Any, float]] = [
                 ("plain gradient", lambda p=precision: plain_seconds(per_step * batch, p, steps), plain)
             ]
-            for where, made in (("x", upper_network), ("y", lower_network)):
+            for where, made in {"x": upper_network, "y": lower_network}.items():
+                if where not in places:
+                    continue
                 for common in (False, True) if commons else (False,):
                     for method, (solver, points) in METHODS.items():
                         name = f"network as {where}, {method}" + (", common rows" if common else "")
@@ -240,12 +249,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--precisions", nargs="+", default=["tensorfloat32", "float32"])
     parser.add_argument("--common", action="store_true", help="also with rows that all blocks share")
+    parser.add_argument("--places", nargs="+", default=["x", "y"], choices=["x", "y"])
     parser.add_argument("--size", type=int, default=4096, help="width of the large product")
     parser.add_argument("--out", type=Path, default=Path("results"))
     options = parser.parse_args()
     report = Report(options.out, command_line(options))
     sizes = options.per_step, options.batch, options.blocks, options.steps
-    rows = measure(*sizes, options.precisions, options.size, options.common)
+    rows = measure(*sizes, options.precisions, options.size, options.common, options.places)
     text = markdown(rows) + f"\n\nDevice: {jax.devices()[0].device_kind}.\n"
     print(text)
     (options.out / "networks.json").write_text(json.dumps(rows, indent=2))
