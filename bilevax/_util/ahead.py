@@ -162,7 +162,8 @@ class _Ahead:
     def __init__(self, shapes: list[Any], returned: Any, work: Callable[[], Any], held: Any = None):
         self.shapes, self.returned, self._held = shapes, returned, held
         self._found: list[Any] = []
-        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+        # Python waits for it before it ends: a compiler that is torn down at work crashes.
+        self._thread = threading.Thread(target=self._run, args=(work,))
         self._thread.start()
 
     def _run(self, work: Callable[[], Any]) -> None:
