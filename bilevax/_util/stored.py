@@ -61,8 +61,8 @@ def _is_private(folder: Path) -> bool:
 
 
 def is_on() -> bool:
-    """Whether programs are kept."""
-    return bool(_FOLDER)
+    """Whether programs are kept: not on accelerators, where this was not tried yet."""
+    return bool(_FOLDER) and jax.default_backend() == "cpu"
 
 
 @contextlib.contextmanager
@@ -95,7 +95,7 @@ def place_of(
     name: str, function: Any, options: dict[str, Any], kept: int | None, arguments: Any
 ) -> Place | None:
     """Where the program of a call is, or will be, kept; None if nothing is to be kept, or it is unknown."""
-    if not _FOLDER:
+    if not is_on():
         return None
     try:
         described = Description(function, sorted(options.items()), kept, arguments)
