@@ -11,7 +11,7 @@ that did not warn. "to 90%" is after which share of the steps nine tenths of the
 with the best upper step of the grid.
 
 What was measured is kept in `results/defaults.jsonl`, line by line: the same command again does what is
-missing. `--table` only prints what is there.
+missing. `--table` only makes the table of what is there, in `results/defaults`.
 """
 
 from __future__ import annotations
@@ -36,19 +36,21 @@ from scipy.optimize import minimize as scipy_minimize
 import bilevax as bx
 from benchmarks.defaults_cases import CASES, scaled
 from benchmarks.solved_case import Case
+from bilevax.experiments.report import Report
 
 GRID = np.geomspace(1e-5, 1e2, 15)
 TRACKED = 20  # points of a run at which F is computed
+NOTE = (
+    "Gaps (F − F_best)/(F_0 − F_best). recovered: how often runs went back; off: runs whose tracked f is "
+    "off; silent: those of them that did not warn; to 90%: the share of the steps after which nine tenths of "
+    "the way were done."
+)
 METHODS = (
     "BlockNewton", "BSVRBv2", "MMBO", "SOBA", "BSVRBv1", "MASOBA", "KSONG", "RSVRB", "F2SA", "F3SA",
     "BlockSAGA", "BlockPAGE", "MSVR", "SONG",
 )  # fmt: skip
 MATRICES = ("BlockNewton", "BSVRBv1", "KSONG", "RSVRB")  # store d_y² numbers per block, and factorise them
 MOST_ENTRIES = 128  # d_y, up to which they are tried
-HEAD = (
-    "case", "method", "worst gap", "median gap", "diverged", "recovered", "off", "silent", "to 90%",
-    "best of the grid", "its step", "to 90%",
-)  # fmt: skip
 
 
 def value(case: Case, x: Any) -> float:
@@ -172,8 +174,8 @@ def guarded(task: dict[str, Any], seeds: int, few: bool) -> tuple[dict[str, Any]
         return task, None, f"{type(error).__name__}: {error}"
 
 
-def table(lines: list[dict[str, Any]]) -> Iterator[str]:
-    """What was measured, a row of Markdown for every case and method."""
+def table(lines: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
+    """What was measured, a row for every case and method."""
     ends: dict[str, list[float]] = defaultdict(list)  # of F, in the units of the case
     starts: dict[str, float] = {}
     grids: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -186,8 +188,6 @@ def table(lines: list[dict[str, Any]]) -> Iterator[str]:
             ends[name] += [one["F"] / line["units"].get("value", 1.0) for one in line["runs"]]
         if line["what"] == "grid":
             grids[name, line["method"] or ""] = line["runs"]
-    yield f"| {' | '.join(HEAD)} |"
-    yield "|" + " --- |" * len(HEAD)
     for line in lines:
         name, runs = line["case"], line.get("runs", [])
         if line["what"] != "nothing" or name not in starts:
@@ -204,14 +204,18 @@ def table(lines: list[dict[str, Any]]) -> Iterator[str]:
 
         gaps = [gap(one["F"]) for one in runs]
         scaling = "".join(f", {what} × {by:g}" for what, by in line["units"].items())
-        cells = [name + scaling, line["method"] or "default", f"{max(gaps):.4f}", f"{np.median(gaps):.4f}"]
-        cells += [str(sum(one[what] for one in runs)) for what in ("diverged", "recovered", "off", "silent")]
-        cells.append(arrived(runs[0]))
+        row = {"case": name + scaling, "method": line["method"] or "default", "seeds": str(len(runs))}
+        row |= {"worst gap": f"{max(gaps):.4f}", "median gap": f"{np.median(gaps):.4f}"}
+        row |= {
+            what: str(sum(one[what] for one in runs)) for what in ("diverged", "recovered", "off", "silent")
+        }
+        row["to 90%"] = arrived(runs[0])
         grid = [] if line["units"] else grids.get((name, line["method"] or ""), [])
         if grid:
             place = int(np.argmin([one["F"] for one in grid]))
-            cells += [f"{gap(grid[place]['F']):.4f}", f"{GRID[place]:.0e}", arrived(grid[place])]
-        yield f"| {' | '.join(cells + [''] * (len(HEAD) - len(cells)))} |"
+            row |= {"best of the grid": f"{gap(grid[place]['F']):.4f}", "its step": f"{GRID[place]:.0e}"}
+            row["to 90% with it"] = arrived(grid[place])
+        yield row
 
 
 def pin(count: Any) -> None:
@@ -263,8 +267,10 @@ def main() -> None:
                 out.write(json.dumps(line) + "\n")
                 out.flush()
     kept.sort(key=lambda line: order[line["case"]])
-    for row in table(kept):
-        print(row)
+    given = {name: value for name, value in vars(options).items() if name not in ("out", "table")}
+    report = Report(options.out / "defaults", given)
+    report.table("defaults", list(table(kept)), "With nothing given", NOTE)
+    report.finish()
 
 
 def _nothing() -> None:

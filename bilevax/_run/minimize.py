@@ -200,6 +200,8 @@ def minimize(
         found = verify(problem, reached.state, x0, solver=solver)
         reached = dataclasses.replace(reached, verification=found)
         doubt = found.message or doubt
+        if run.referee is not None and reached.outcome is Outcome.FINISHED:
+            doubt = doubt or run.referee.still_falls(run.done, found.objective)
     if doubt:
         warnings.warn(doubt, AccuracyWarning, stacklevel=2)
     if reached.outcome is Outcome.DIVERGED and stop.throw:

@@ -128,11 +128,13 @@ class Guard:
         return copy_of(self.good)
 
     def give_up(self, step: int, best: State) -> State:
-        """The state to go on from, with a shorter upper step, where F has risen since an earlier state."""
-        assert self.good.restraint is not None
-        self.good = _restrained(
-            dataclasses.replace(copy_of(best), restraint=self.good.restraint), "upper_step", _SHORTER
-        )
+        """The state to go on from, with a shorter upper step, where F has risen since an earlier state.
+
+        The step is the shorter the more often the same state was returned to.
+        """
+        before = [one for one in self.recoveries if one.why == "F rose" and one.back_to == int(best.step)]
+        self.good = dataclasses.replace(copy_of(best), restraint=self.good.restraint)
+        self.good = _restrained(self.good, "upper_step", _SHORTER ** (1 + len(before)))
         assert self.good.restraint is not None
         factor = float(self.good.restraint.upper)
         self.recoveries.append(Recovery(step, int(best.step), "upper_step", factor, "F rose"))

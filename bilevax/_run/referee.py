@@ -24,6 +24,7 @@ _SHARE = 0.05  # of the work of a run, at most
 _FIRST, _FARTHER = 250, 1.25  # steps from look to look: at least so many, and so many times as far as before
 _RISE = 0.01  # of the decrease of F so far
 _SURE = 1.5  # standard errors of the change of F, from block to block
+_LATE, _FAST = (0.5, 0.8), 0.2  # shares of the steps: a look there; of the decrease of F, since then
 _MANY = 1000  # steps, whose first pass is a small part of them
 _LEFT = 0.005  # of F, by which a further Newton step may change it
 
@@ -51,12 +52,14 @@ class Referee:
       values: F of each of the blocks there; none before the first look.
       start: the mean of F at x0 over the blocks; NaN before the first look, or if they cannot be solved.
       last: the step of the latest look.
+      seen: the steps of all looks that count, each with the mean of F there.
     """
 
     def __init__(self, problem: Problem, x0: PyTree, state: State, matrices: float = 0):
         self.problem, self.x0, self.best = problem.without_centres(), x0, copy_of(state)
         self.blocks = blocks_to_solve(self.problem)
         self.values, self.start, self.last = np.zeros(0), np.nan, 0
+        self.seen: list[tuple[int, float]] = []
         work = work_of_solving(self.problem, self.blocks.size, state.y)
         passes = 1 + matrices * sum(leaf[0].size for leaf in jax.tree.leaves(state.y))
         self._pause = max(_FIRST, work / (_SHARE * passes * work_of_a_step(problem, state)))
@@ -80,17 +83,37 @@ class Referee:
             if not best.size or np.mean(values) < np.mean(best):
                 best, self.best = values, copy_of(state)
             self.values, self.start, self.last = best, start, int(state.step)
+            self.seen.append((self.last, float(np.mean(values))))
         return risen
+
+    def forget_after(self, step: int) -> None:
+        """The run went back to a step."""
+        self.seen = [look for look in self.seen if look[0] <= step]
+
+    def still_falls(self, steps: int, reached: float) -> str:
+        """What to say if F still falls fast at the end of a run, where it is as verified; else nothing."""
+        late = [look for look in self.seen if _LATE[0] * steps <= look[0] <= _LATE[1] * steps]
+        if not late or not np.isfinite(self.start) or reached >= self.start:
+            return ""
+        step, before = late[-1]
+        share = (before - reached) / (self.start - reached)
+        if share < _FAST:
+            return ""
+        return (
+            f"x is still on its way: {share:.0%} of the decrease of F came after step {step} of {steps}, on "
+            f"{self.blocks.size} blocks that were solved: try steps={4 * steps} instead of {steps}"
+        )
 
     def notes(self) -> dict[str, Any]:
         """What a checkpoint holds of it beside the state."""
         start = None if np.isnan(self.start) else self.start
-        return {"values": self.values.tolist(), "start": start, "last": self.last}
+        return {"values": self.values.tolist(), "start": start, "last": self.last, "seen": self.seen}
 
     def take(self, notes: dict[str, Any]) -> None:
         """Goes on with what a checkpoint holds."""
         self.values, self.last = np.asarray(notes["values"], np.float64), int(notes["last"])
         self.start = np.nan if notes["start"] is None else float(notes["start"])
+        self.seen = [(int(step), float(value)) for step, value in notes["seen"]]
 
     def _is_larger(self, values: np.ndarray, best: np.ndarray, start: float) -> bool:
         change = values - best

@@ -207,6 +207,8 @@ class Run:
         self.history = History([entry for entry in self.history.entries if entry["step"] <= self.done])
         if self.guard is not None:
             self.guard.count(self.history.entries)
+        if self.referee is not None:
+            self.referee.forget_after(self.done)
 
     def _went_astray(self) -> bool:
         """Goes back to where F was least, with a shorter upper step, if it has risen since then."""

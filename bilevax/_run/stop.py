@@ -24,10 +24,12 @@ class Stop:
         the result.
       recover: when the run begins to blow up (f or a tracked gradient grows by orders of magnitude, or is not
         finite), go back to the latest healthy entry of the history, and go on with a quarter of the step of
-        x, or of those of y and v if they blow up even while x is held. This keeps a second copy of the
-        state; left out, states of up to 256 MiB are guarded. False lets the run diverge.
-      verify: at the end, solve a few blocks exactly, and warn if the answer is not to be trusted (see
-        `verify`); left out, runs of 500 steps or more are verified, unless the blocks have very many rows.
+        x, or of those of y and v if they blow up even while x is held. Where the run is verified, also go
+        back when F has risen on the blocks that are solved. This keeps copies of the state; left out, states
+        of up to 256 MiB are guarded. False lets the run diverge.
+      verify: now and then and at the end, solve a few blocks exactly, and warn if the answer is not to be
+        trusted (see `verify`); left out, runs of 500 steps or more are verified, unless the blocks have very
+        many rows.
 
     Example:
       >>> import bilevax as bx

@@ -35,7 +35,8 @@ _PASSES = 20  # over them, about: Newton steps, whose Hessians are products of m
 _CHEAP = 2**18  # numbers in the rows of all blocks together
 _FEWEST, _MOST = 32, 1024  # blocks
 _FEWEST_OF_A_RISK = 512  # a few blocks say nothing about a tail or a rare group
-_NEWTON_STEPS, _MATRIX_FREE = 25, 1000  # passes over the rows: for each variable, and for many variables
+_NEWTON_STEPS, _MATRIX_FREE = 8, 500  # passes over the rows: of few variables by Newton steps, of many
+_PER_PASS = 8  # products with the Hessian, which are one product of matrices
 
 
 class Truth(NamedTuple):
@@ -83,7 +84,7 @@ def solve_at(problem: Problem, x: PyTree, state: State, blocks: Array) -> Truth:
 def work_of_solving(problem: Problem, blocks: int, y: PyTree) -> float:
     """About how many numbers are read to solve some blocks; see `work_of_a_step`."""
     entries = sum(leaf[0].size for leaf in jax.tree.leaves(y))
-    passes = _NEWTON_STEPS * entries if entries <= SMALL else _MATRIX_FREE
+    passes = _NEWTON_STEPS * (4 + entries / _PER_PASS) if entries <= SMALL else _MATRIX_FREE
     return blocks * _entries_of_a_block(problem) * passes
 
 
