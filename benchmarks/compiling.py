@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import bilevax as bx
 from benchmarks import hyperopt
 from bilevax._run.chunks import _numbers, chunk_program, numbers_as_arrays, start_program  # pyright: ignore[reportPrivateUsage]
+from bilevax.experiments.report import Report, command_line
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -123,25 +124,33 @@ def main() -> None:
     parser.add_argument("--options", nargs="+", default=list(OPTIONS), choices=list(OPTIONS))
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("results"))
-    chosen = parser.parse_args()
-    chosen.out.mkdir(parents=True, exist_ok=True)
+    options = parser.parse_args()
+    report = Report(options.out, command_line(options), quick=options.quick)
     rows = []
-    for case in chosen.cases:
+    for case in options.cases:
         try:
-            made = programs(CASES[case](chosen.quick))
+            made = programs(CASES[case](options.quick))
         except Exception as failure:
             print(case, repr(failure))
             continue
         for name, (function, given) in made.items():
             row: dict[str, Any] = {"case": case, "program": name}
             try:
-                measure(name, function, given, chosen.options, row)
+                measure(name, function, given, options.options, row)
             except Exception as failure:
                 row["failed"] = repr(failure)[:300]
-            (chosen.out / f"{case}_{name}.hlo.txt").write_text(row.pop("text", ""))
+            (options.out / f"{case}_{name}.hlo.txt").write_text(row.pop("text", ""))
             rows.append(row)
             print(json.dumps(row), flush=True)
-            (chosen.out / "compiling.json").write_text(json.dumps(rows, indent=2))
+            (options.out / "compiling.json").write_text(json.dumps(rows, indent=2))
+            report.csv("compiling", [csv_row(one) for one in rows])
+    report.finish()
+
+
+def csv_row(row: dict[str, Any]) -> dict[str, Any]:
+    """A line of the table: seconds, and the number of equations."""
+    shown = {name: one for name, one in row.items() if name != "operations"}
+    return {name: f"{one:.2f}" if isinstance(one, float) else one for name, one in shown.items()}
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import argparse
 import collections
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -123,39 +124,45 @@ def in_a_process(method: str, steps: int, cache: str) -> dict[str, Any]:
     return json.loads(lines[-1])
 
 
-def row(method: str, kind: str, found: dict[str, Any]) -> str:
-    """A line of the table."""
-    pairs = [
-        f"{found[call]['clock']:.2f} / {found[call]['processor']:.2f}"
-        for call in ("import", "first", "second")
-    ]
-    phases = [f"{sum(one[phase] for one in found['programs'].values()):.2f}" for phase in PHASES.values()]
-    return f"| {method} | {kind} | {' | '.join(pairs)} | {' | '.join(phases)} | {len(found['programs'])} |"
+def row(method: str, kind: str, rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """A line of the table: medians over the rounds, and the least and the most of the first call."""
+    line: dict[str, Any] = {"method": method, "cache": kind}
+    for call in ("import", "first", "second"):
+        for clock in ("clock", "processor"):
+            line[f"{call}, {clock}"] = f"{statistics.median(found[call][clock] for found in rounds):.2f}"
+    firsts = [found["first"]["clock"] for found in rounds]
+    line |= {"least": f"{min(firsts):.2f}", "most": f"{max(firsts):.2f}"}
+    for phase in PHASES.values():
+        sums = [sum(one[phase] for one in found["programs"].values()) for found in rounds]
+        line[phase] = f"{statistics.median(sums):.2f}"
+    return line | {"programs": len(rounds[0]["programs"])}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--methods", nargs="*", default=list(METHODS))
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=1, help="the round of the least processor time counts")
+    parser.add_argument("--rounds", type=int, default=1, help="of which the medians are shown")
     parser.add_argument("--programs", action="store_true", help="list the programs of each first call")
     parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, default=Path("results"))
     options = parser.parse_args()
     if options.child:
         print(json.dumps(in_this_process(options.child, options.steps)))
         return
-    print("seconds of the clock / of the processor, then of the clock")
-    print("| method | cache | import | first call | second call | trace | lower | compile | programs |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    from bilevax.experiments.report import Report, command_line
+
+    report, lines = Report(options.out, command_line(options)), []
     for method in options.methods:
         with tempfile.TemporaryDirectory() as folder:
             in_a_process(method, options.steps, folder)
             for kind, cache in (("cold", ""), ("warm", folder)):
                 rounds = [in_a_process(method, options.steps, cache) for _ in range(options.rounds)]
-                best = min(rounds, key=lambda found: found["first"]["processor"])
-                print(row(method, kind, best), flush=True)
-                for name, phases in sorted(best["programs"].items()) if options.programs else ():
+                lines.append(row(method, kind, rounds))
+                report.table("first_result", lines, "Seconds until the first result")  # as far as it has come
+                for name, phases in sorted(rounds[0]["programs"].items()) if options.programs else ():
                     print(f"    {name}: " + ", ".join(f"{phase} {s:.3f}" for phase, s in phases.items()))
+    report.finish()
 
 
 if __name__ == "__main__":

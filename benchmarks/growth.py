@@ -20,6 +20,7 @@ import numpy as np
 import bilevax as bx
 from bilevax._run.chunks import compiled_chunk, compiled_start, numbers_as_arrays
 from bilevax.experiments import figures
+from bilevax.experiments.report import Report, command_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +141,20 @@ def markdown(results: dict[str, dict[int, dict[str, float]]]) -> str:
     return "\n".join(lines)
 
 
+def csv_rows(results: dict[str, dict[int, dict[str, float]]]) -> list[dict[str, Any]]:
+    """The lines of the table."""
+    return [
+        {
+            "size": name,
+            "value": value,
+            "microseconds": f"{row['microseconds']:.2f}",
+            "megabytes": f"{row['bytes'] / 1e6:.1f}",
+        }
+        for name, rows in results.items()
+        for value, row in rows.items()
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", nargs="+", default=list(RANGES), choices=list(RANGES))
@@ -149,6 +164,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.2, help="minimum time of a turn")
     parser.add_argument("--out", type=Path, default=Path("results"))
     options = parser.parse_args()
+    report = Report(options.out, command_line(options))
     base = ProblemSizes(d_y=options.width)
     results: dict[str, dict[int, dict[str, float]]] = {}
     for name in options.sizes:
@@ -164,10 +180,11 @@ def main() -> None:
     text = markdown(results)
     text += f"\n\nDevice: {jax.devices()[0].device_kind}; {base}; best of {options.turns} turns.\n"
     print(text)
-    options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "growth.json").write_text(json.dumps(results, indent=2))
     (options.out / "growth.md").write_text(text)
+    report.csv("growth", csv_rows(results))
     plot(results, options.out / "growth.png")
+    report.finish()
 
 
 if __name__ == "__main__":

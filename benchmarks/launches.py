@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import csv
 import gzip
 import itertools
 import json
@@ -24,6 +23,7 @@ import numpy as np
 import bilevax as bx
 from benchmarks import hyperopt
 from bilevax._problem import row_kernels
+from bilevax.experiments.report import Report, command_line
 
 BLOCKS = 100
 SIZES = {"small": (10, 32), "large": (100, 1024)}  # I and B
@@ -128,6 +128,13 @@ def markdown(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def csv_row(row: dict[str, Any]) -> dict[str, Any]:
+    """A line of the table of times."""
+    blocks, batch = SIZES[row["size"]]
+    head = {"method": row["method"], "rows": row["rows"], "I": blocks, "B": batch}
+    return head | {"microseconds": f"{row['microseconds']:.2f}"}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
@@ -141,19 +148,15 @@ def main() -> None:
     options = parser.parse_args()
     if options.plain:
         row_kernels.MANY = 2**62
+    report = Report(options.out, command_line(options))
     kinds = options.methods, options.sizes, options.rows
     rows = measure(*kinds, options.turns, options.seconds, options.trace)
     text = markdown(rows) + f"\n\nDevice: {jax.devices()[0].device_kind}; best of {options.turns} turns.\n"
     print(text)
-    options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "launches.json").write_text(json.dumps(rows, indent=2))
     (options.out / "launches.md").write_text(text)
-    with (options.out / "launches.csv").open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["method", "rows", "I", "B", "microseconds"])
-        table.writerows(
-            [row["method"], row["rows"], *SIZES[row["size"]], row["microseconds"]] for row in rows
-        )
+    report.csv("launches", [csv_row(row) for row in rows])
+    report.finish()
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from bilevax.applications.ranking.methods import steps_per_epoch
 from bilevax.applications.ranking.presets import tuned
 from bilevax.experiments.ndcg_parts import Parts, load_parts
 from bilevax.experiments.ndcg_results import cutoffs_of
-from bilevax.experiments.report import Report, spread
+from bilevax.experiments.report import Report, command_line, spread
 
 FORMS = {"Adam": False, "lazy Adam": True}
 METHOD, WARM_UP = "k-song", 20
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--trace", action="store_true", help="list the kernels of a step")
     parser.add_argument("--out", type=Path, default=Path("results"))
     options = parser.parse_args()
-    report = Report(options.out, {name: one for name, one in vars(options).items() if name != "out"})
+    report = Report(options.out, command_line(options))
     parts = load_parts(options.data, options.seeds, options.users)
     model = NeuMF(parts.train.users, parts.train.item_count, options.width)
     rows: list[dict[str, Any]] = []

@@ -22,7 +22,7 @@ import numpy as np
 import bilevax as bx
 from benchmarks import hyperopt
 from bilevax._run.chunks import compiled_chunk, compiled_start, numbers_as_arrays
-from bilevax.experiments.report import Report
+from bilevax.experiments.report import Report, command_line
 
 SIZES = (10**4, 10**6, 10**7, 10**8)
 BLOCKS, BLOCKS_PER_STEP, BATCH = 100, 10, 32
@@ -130,7 +130,7 @@ def main() -> None:
     growth = best_of(programs, options.turns, options.seconds, clock)
     del programs
     w8a = {} if options.growth else best_of(on_w8a(), options.turns, options.seconds, clock)
-    report = Report(options.out, {name: one for name, one in vars(options).items() if name != "out"})
+    report = Report(options.out, command_line(options))
     report.csv("growth", growth_rows(sizes, growth))
     text = f"d_y = {options.width}, m = {BLOCKS}, I = {BLOCKS_PER_STEP}, B = {BATCH}:\n\n"
     text += markdown(sizes, growth, w8a)

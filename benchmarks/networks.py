@@ -9,7 +9,6 @@ do without, over the rate of one large product with the same precision, measured
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ import numpy as np
 
 import bilevax as bx
 from bilevax._run.chunks import compiled_chunk, compiled_start, numbers_as_arrays
+from bilevax.experiments.report import Report, command_line
 
 SIZES = (784, 1024, 256)
 CLASSES = 10
@@ -170,7 +170,14 @@ def plain_seconds(rows: int, precision: str, steps: int) -> float:
 
 
 def measure(
-    per_step: int, batch: int, blocks: int, steps: int, precisions: list[str], size: int, commons: bool
+    per_step: int,
+    batch: int,
+    blocks: int,
+    steps: int,
+    precisions: list[str],
+    size: int,
+    commons: bool,
+    places: list[str],
 ) -> list[dict[str, Any]]:
     """A row for every method, place of the network and precision."""
     rows: list[dict[str, Any]] = []
@@ -183,7 +190,9 @@ def measure(
             cases: list[tuple[str, Any, float]] = [
                 ("plain gradient", lambda p=precision: plain_seconds(per_step * batch, p, steps), plain)
             ]
-            for where, made in (("x", upper_network), ("y", lower_network)):
+            for where, made in {"x": upper_network, "y": lower_network}.items():
+                if where not in places:
+                    continue
                 for common in (False, True) if commons else (False,):
                     for method, (solver, points) in METHODS.items():
                         name = f"network as {where}, {method}" + (", common rows" if common else "")
@@ -220,6 +229,18 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def csv_row(row: dict[str, Any]) -> dict[str, Any]:
+    """A line of the table."""
+    return {
+        "precision": row["precision"],
+        "teraflops of a large product": f"{row['peak']:.2f}",
+        "what": row["what"],
+        "gigaflop": f"{row['gigaflop']:.2f}",
+        "microseconds": f"{row['microseconds']:.1f}",
+        "percent": f"{100 * row['share']:.2f}",
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--blocks", type=int, default=8, help="m")
@@ -228,26 +249,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--precisions", nargs="+", default=["tensorfloat32", "float32"])
     parser.add_argument("--common", action="store_true", help="also with rows that all blocks share")
+    parser.add_argument("--places", nargs="+", default=["x", "y"], choices=["x", "y"])
     parser.add_argument("--size", type=int, default=4096, help="width of the large product")
     parser.add_argument("--out", type=Path, default=Path("results"))
     options = parser.parse_args()
+    report = Report(options.out, command_line(options))
     sizes = options.per_step, options.batch, options.blocks, options.steps
-    rows = measure(*sizes, options.precisions, options.size, options.common)
+    rows = measure(*sizes, options.precisions, options.size, options.common, options.places)
     text = markdown(rows) + f"\n\nDevice: {jax.devices()[0].device_kind}.\n"
     print(text)
-    options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "networks.json").write_text(json.dumps(rows, indent=2))
     (options.out / "networks.md").write_text(text)
-    with (options.out / "networks.csv").open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(
-            ["precision", "teraflops of a large product", "what", "gigaflop", "microseconds", "percent"]
-        )
-        for row in rows:
-            if "failed" not in row:
-                share = 100 * row["share"]
-                first = row["precision"], row["peak"], row["what"], row["gigaflop"]
-                table.writerow([*first, row["microseconds"], share])
+    report.csv("networks", [csv_row(row) for row in rows if "failed" not in row])
+    report.finish()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ drawn anew in every turn; a loop that does nothing else takes some of them.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import time
 import traceback
@@ -23,6 +22,7 @@ import numpy as np
 from jax import Array
 
 from bilevax._problem import row_kernels
+from bilevax.experiments.report import Report, command_line
 
 VECTORS = 2  # both points
 KINDS = ("bits", "floats", "bytes")
@@ -273,6 +273,14 @@ def timed(program: Any, *given: Any) -> float:
     return time.perf_counter() - began
 
 
+def csv_row(row: dict[str, Any]) -> dict[str, Any]:
+    """A line of the table: µs, and the errors of both directions."""
+    micro = {what: f"{1e6 * row[what]:.2f}" for what in ("forward", "transposed", "both")}
+    errors = (f"{one:.2e}" for one in row["errors"])
+    head = {"rows": row["kind"], "form": row["form"], "vectors": VECTORS}
+    return head | micro | dict(zip(("forward error", "transposed error"), errors, strict=True))
+
+
 def main() -> None:
     global INTERPRET
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -287,7 +295,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results"))
     options = parser.parse_args()
     INTERPRET, began, rows = options.interpret, time.perf_counter(), []
-    options.out.mkdir(parents=True, exist_ok=True)
+    report = Report(options.out, command_line(options))
     for kind in options.kinds:
         for name, form in forms(kind, options.width).items():
             if options.only not in name:
@@ -319,13 +327,8 @@ def main() -> None:
     text = "\n".join(lines) + f"\n\nDevice: {jax.devices()[0].device_kind}, JAX {jax.__version__}.\n"
     print(text)
     (options.out / "products.md").write_text(text)
-    names = ["kind", "form", "forward", "transposed", "both"]
-    with (options.out / "products.csv").open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(names)
-        for row in rows:
-            if "failed" not in row:
-                table.writerow([*(row[name] for name in names[:2]), *(1e6 * row[name] for name in names[2:])])
+    report.csv("products", [csv_row(row) for row in rows if "failed" not in row])
+    report.finish()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from sklearn.metrics import average_precision_score
 
 from bilevax.applications import ReweightedClassifier
 from bilevax.data import Dataset, flip_labels, load
-from bilevax.experiments.report import Report, spread
+from bilevax.experiments.report import Report, command_line, spread
 
 OURS = "ReweightedClassifier"
 
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("results/rare_classes"))
     options = parser.parse_args()
-    report = Report(options.out, {name: one for name, one in vars(options).items() if name != "out"})
+    report = Report(options.out, command_line(options))
     data = load(options.data)
     rows, below = [], []
     for noise in options.noises:

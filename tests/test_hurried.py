@@ -96,3 +96,65 @@ def test_the_work_of_a_run_grows_with_its_steps_and_its_batches():
 
     assert work(20, 1) == 2 * work(10, 1)
     assert work(10, 4) > work(10, 1)
+
+
+@pytest.fixture
+def compiled():
+    """The names of the programs that are traced, lowered or compiled, one entry for each of these."""
+    names = []
+
+    def note(event, duration, **about):
+        if event.startswith("/jax/core/compile/"):
+            names.append(str(about.get("fun_name")).removeprefix("jit(").removesuffix(")"))
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    yield names
+    jax.monitoring.unregister_event_duration_listener(note)
+
+
+def test_a_prepared_program_is_traced_and_compiled_once(compiled):
+    def doubled(tree, number, name):
+        return {"twice": 2 * tree["a"], "weak": number * 1.0, "name": name}
+
+    program = HurriedJit(doubled)
+    given = {"a": jnp.ones(3, jnp.bfloat16)}, jnp.asarray(2.0)
+    shapes = program.prepare({"a": jax.ShapeDtypeStruct((3,), jnp.bfloat16)}, given[1], "some")
+    assert shapes["name"] == "some"
+    compiled_before = compiled.count("doubled")
+    found = program(*given, "some")
+    assert compiled.count("doubled") == 3  # one of each
+    assert compiled_before <= 3
+    for name in ("twice", "weak"):
+        assert (shapes[name].shape, shapes[name].dtype) == (found[name].shape, found[name].dtype)
+        assert shapes[name].weak_type == found[name].weak_type
+    np.testing.assert_array_equal(found["twice"], [2, 2, 2])
+
+
+def test_a_program_takes_over_all_but_what_the_caller_keeps():
+    program = HurriedJit(lambda a, b: (a + b, b * 2), kept=1)
+    kept, taken = jnp.ones(3), jnp.ones(3)
+    program(kept, taken)
+    assert not kept.is_deleted()
+    assert taken.is_deleted()
+
+
+def test_what_is_wrong_with_a_prepared_program_shows_when_it_is_prepared_and_called():
+    def wrong(x):
+        raise LookupError("no such thing")
+
+    program = HurriedJit(wrong)
+    with pytest.raises(LookupError):
+        program.prepare(jnp.ones(2))
+    with pytest.raises(LookupError):
+        program(jnp.ones(2))
+
+
+def test_a_run_traces_its_programs_once(compiled):
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: jnp.sum((y - 2 * block) ** 2),
+        lower=lambda x, y, block, batch: jnp.sum((y - x) ** 2),
+        blocks=jnp.arange(8.0).reshape(4, 2),
+    )
+    bx.minimize(problem, jnp.zeros(2), jnp.zeros((4, 2)), solver=bx.BSVRBv2(), steps=3, progress=None)
+    for name in ("start_program", "chunk_program"):
+        assert compiled.count(name) == 3, name

@@ -67,9 +67,7 @@ def test_the_estimate_is_what_the_run_holds(name):
     assert 0 <= held(state) - estimate.state < 200  # clocks, the step's number, the sampler's words
     steps, total = chunks._numbers(1, (0.0, 0.0))
     inputs = (chunks.numbers_as_arrays(solver), problem)
-    compiled = (
-        chunks._advance.program(small=False).lower(inputs, state, steps, total, None).compile().compiled
-    )
+    compiled = chunks._advance.program(small=False).lower(inputs, state, steps, total, None).compile()
     sizes = compiled.memory_analysis()
     assert estimate.step == pytest.approx(sizes.temp_size_in_bytes, rel=0.1)
     used = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes

@@ -15,7 +15,7 @@ from scipy import stats
 
 import bilevax as bx
 from bilevax._problem.sampling import SECOND_BLOCKS, Sampler
-from bilevax._problem.stream import Stream, permuted
+from bilevax._problem.stream import Stream, _known_words, permuted
 
 LEAST = 1e-4  # the p-value below which a draw is called unfair
 
@@ -60,6 +60,16 @@ def chosen(sampler, steps, which=0):
 def words():
     """1000 streams of 1000 words each: rows split off from one stream by 0, 1, 2, …"""
     return np.asarray(jax.jit(jax.vmap(lambda number: stream(5).at(number).bits((1000,))))(jnp.arange(1000)))
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**31 + 5])
+def test_the_words_of_a_key_are_the_same_on_the_host(seed):
+    key = jax.random.fold_in(jax.random.key(seed), 3)
+    known = _known_words(key)
+    assert known is not None
+    np.testing.assert_array_equal(known, jax.random.bits(key, (2,), jnp.uint32))
+    assert _known_words(jax.random.key(seed, impl="rbg")) is None
+    assert _known_words(jax.random.PRNGKey(seed)) is None
 
 
 def test_every_bit_of_a_word_is_fair():

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from bilevax._util.checks import is_traced
 from bilevax._util.hurried import HurriedJit
 
 _GOLDEN = 0x9E3779B9
@@ -40,7 +41,8 @@ class Stream(eqx.Module):
     @staticmethod
     def start(key: Array) -> Stream:
         """A stream from a key made by `jax.random.key`."""
-        return Stream(*_words(key))
+        words = _known_words(key)
+        return Stream(*(_words(key) if words is None else words))
 
     def at(self, number: Array | np.ndarray | int) -> Stream:
         """The stream with this number among those that split off from this one."""
@@ -69,6 +71,34 @@ class Stream(eqx.Module):
 def _words(key: Array) -> tuple[Array, Array]:
     words = jax.random.bits(key, (2,), jnp.uint32)
     return words[0], words[1]
+
+
+def _known_words(key: Array) -> tuple[Array, Array] | None:
+    """`_words` from the host, which compiles nothing; None where only JAX knows them."""
+    partitionable = getattr(jax.config, "jax_threefry_partitionable", False)
+    typed = not is_traced(key) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not partitionable or not typed or key.shape or str(jax.random.key_impl(key)) != "threefry2x32":
+        return None
+    if not key.is_fully_addressable:
+        return None
+    first, second = threefry(np.asarray(jax.random.key_data(key)), np.arange(2, dtype=np.uint32))
+    words = first ^ second
+    return jax.device_put(words[0]), jax.device_put(words[1])
+
+
+def threefry(key: np.ndarray, low: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Threefry-2x32, 20 rounds, of counters whose high words are zero (Salmon et al., 2011)."""
+    keys = key[0], key[1], key[0] ^ key[1] ^ np.uint32(0x1BD11BDA)
+    turns = (13, 15, 26, 6), (17, 29, 16, 24)
+    with np.errstate(over="ignore"):
+        one, other = np.zeros_like(low) + keys[0], low + keys[1]
+        for number in range(5):
+            for turn in turns[number % 2]:
+                one = one + other
+                other = (other << np.uint32(turn) | other >> np.uint32(32 - turn)) ^ one
+            one = one + keys[(number + 1) % 3]
+            other = other + keys[(number + 2) % 3] + np.uint32(number + 1)
+    return one, other
 
 
 def mix(word: Any) -> Any:

@@ -58,9 +58,7 @@ def compiled_start(
     shards: Shards | None = None,
 ) -> State:
     """`solver.start`, compiled. The state aliases no other buffers, so that it can be donated."""
-    # Python floats would become constants of the program.
-    x0, y0 = jax.tree.map(lambda a: jax.device_put(a) if isinstance(a, float) else a, (x0, y0))
-    given = numbers_as_arrays(solver), problem, x0, y0, sampler, shards
+    given = _for_start(solver, problem, x0, y0, sampler, shards)
     state = _start(*given, work=_first_work(problem, sampler))
     if state.centres != problem.centre_functions:
         raise TypeError(
@@ -68,6 +66,23 @@ def compiled_start(
             "begins at `problem.offsets(x, y)` and sets `centres=problem.centre_functions` in its state"
         )
     return state
+
+
+def _for_start(solver: AbstractSolver, problem: Problem, x0: PyTree, y0: PyTree, *others: Any) -> Any:
+    """The arguments of `start_program`."""
+    # Python floats would become constants of the program.
+    x0, y0 = jax.tree.map(lambda a: jax.device_put(a) if isinstance(a, float) else a, (x0, y0))
+    return numbers_as_arrays(solver), problem, x0, y0, *others
+
+
+def prepare(
+    solver: AbstractSolver, problem: Problem, x0: PyTree, y0: PyTree, sampler: Sampler, steps: int
+) -> None:
+    """Begins to compile, in other threads, what a run of so many steps on one device will need."""
+    given = _for_start(solver, problem, x0, y0, sampler, None)
+    state = _start.prepare(*given, work=_first_work(problem, sampler))
+    work = work_of(problem, state, steps)
+    _advance.prepare(given[:2], state, *_numbers(0, (0.0, 0.0)), None, work=work)
 
 
 def compiled_chunk(
@@ -197,7 +212,7 @@ _TURN = 32  # steps that an accelerator takes between two questions to the host 
 
 # It runs once: trying kernels out takes longer than it saves.
 _start = HurriedJit(start_program, options={"xla_gpu_autotune_level": 0})
-_advance = HurriedJit(chunk_program, donate="all-except-first")
+_advance = HurriedJit(chunk_program, kept=1)
 
 
 def _loop(

@@ -19,7 +19,7 @@ from bilevax._problem.row_means import check_row_means
 from bilevax._problem.sampling import Sampler, Sampling, as_sampling, is_streamed
 from bilevax._run.checkpoint import Checkpoint, as_checkpoint
 from bilevax._run.checkpoint_store import CheckpointStore, saved_strata
-from bilevax._run.chunks import compiled_start, numbers_as_arrays
+from bilevax._run.chunks import compiled_start, numbers_as_arrays, prepare
 from bilevax._run.feeding import Feed
 from bilevax._run.identity import identity
 from bilevax._run.interrupts import Interrupts, report
@@ -151,7 +151,7 @@ def minimize(
         if feed is not None:
             stack.callback(feed.close)
         with collector_paused():
-            started = _start(solver, problem, x0, y0, sampler, shards, feed)
+            started = _start(solver, problem, x0, y0, sampler, shards, feed, steps)
             looks = _verifies(stop, problem, steps, shards)
             referee = make_referee(solver, problem, x0, started[2]) if looks else None
             run = Run(*started, feed, stop, steps, referee)
@@ -376,15 +376,21 @@ def _start(
     sampler: Sampler,
     shards: Shards | None,
     feed: Feed | None,
+    steps: int,
 ) -> tuple[AbstractSolver, Problem, State, Shards | None, Callable[[AbstractSolver], State]]:
     """The solver and the problem as a compiled chunk takes them, the state before the first step, the devices
     that share the blocks, and how any solver begins."""
+    ready = None
+    if shards is None and feed is None:
+        with contextlib.suppress(Exception):  # what is wrong is said below, check by check
+            ready = with_offsets(problem, solver, x0, y0, sampler)
+            prepare(solver, ready, x0, y0, sampler, steps)
     check_row_means(problem, x0, y0)
     check_feasible(problem, y0)
     if feed is not None:
         problem, _ = feed.fill(problem, 0, ahead=False)
     if shards is None:
-        problem = with_offsets(problem, solver, x0, y0, sampler)
+        problem = ready or with_offsets(problem, solver, x0, y0, sampler)
     else:
         shards.check(solver, problem, x0, y0, sampler)
         problem = shards.place(shards.spread(problem))

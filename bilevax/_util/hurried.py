@@ -1,8 +1,10 @@
-"""Small programs, compiled in a hurry.
+"""Small programs, compiled in a hurry, and any program ahead of its first call.
 
 A program that runs once, on few numbers, is done before its optimisation would be. So whether the compiler
 optimises is decided by how many numbers a program will read. Nothing else may decide it: the same call must
 have the same bits, whatever was called before.
+
+The compiler needs no Python: while it works on one program, the next one is traced.
 """
 
 from __future__ import annotations
@@ -11,10 +13,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import equinox as eqx
 import jax
 import numpy as np
 
+from bilevax._util.ahead import Program
 from bilevax._util.checks import is_traced
 
 FEW = 15_000_000  # numbers: a program that reads more, in all, is worth some seconds of compilation
@@ -44,13 +46,14 @@ def _are_known(options: dict[str, str | bool]) -> bool:
 class HurriedJit:
     """A function, compiled in a hurry where it reads few numbers; within another program it is itself.
 
-    Arrays are traced, all other arguments are static, as with `eqx.filter_jit`.
+    Arrays are traced, all other arguments are static.
 
     Args:
       function: the function.
       calls: about how often it is called.
       options: compiler options for any size.
-      donate: which arguments it takes over, as in `eqx.filter_jit`.
+      kept: how many of the first arguments the caller keeps; it takes over the arrays of all others. Left
+        out, it takes over none.
     """
 
     def __init__(
@@ -58,12 +61,12 @@ class HurriedJit:
         function: Callable[..., Any],
         calls: int = 1,
         options: dict[str, Any] | None = None,
-        donate: Any = "none",
+        kept: int | None = None,
     ):
         functools.update_wrapper(self, function)
         self._function, self._calls = function, calls
-        self._options, self._donate = options or {}, donate
-        self._programs: dict[bool, Any] = {}
+        self._options, self._kept = options or {}, kept
+        self._programs: dict[bool, Program] = {}
 
     def __call__(self, *arguments: Any, work: float | None = None) -> Any:
         """The function of the arguments.
@@ -75,14 +78,39 @@ class HurriedJit:
         leaves = jax.tree.leaves(arguments)
         if any(map(is_traced, leaves)):
             return self._function(*arguments)
-        work = self._calls * sum(map(np.size, leaves)) if work is None else work
-        # Within another program that knows these arguments: JAX allows compiler options at the top alone.
+        program = self.program(self._is_small(leaves, work))
+        try:
+            return program(*arguments)
+        except ValueError as error:
+            if "compiler_options" not in str(error):
+                raise
+        # Within another program, which knows these arguments: JAX allows compiler options at the top alone.
         with jax.ensure_compile_time_eval():
-            return self.program(small=work <= FEW)(*arguments)
+            return program(*arguments)
 
-    def program(self, small: bool) -> Any:
+    def prepare(self, *arguments: Any, work: float | None = None) -> Any:
+        """Traces the function, and compiles it in another thread.
+
+        Args:
+          *arguments: what it will be given; arrays, or their shapes (`jax.ShapeDtypeStruct`).
+          work: as in a call.
+
+        Returns:
+          What it will return, with shapes for arrays.
+        """
+        return self.program(self._is_small(jax.tree.leaves(arguments), work)).prepare(*arguments)
+
+    def program(self, small: bool) -> Program:
         """The compiled function, for few numbers or for many."""
         if small not in self._programs:
-            options: dict[str, Any] = {"compiler_options": self._options | (hurry() if small else {})}
-            self._programs[small] = eqx.filter_jit(self._function, donate=self._donate, **options)
+            options = self._options | (hurry() if small else {})
+            self._programs[small] = Program(self._function, options, self._kept)
         return self._programs[small]
+
+    def _is_small(self, leaves: list[Any], work: float | None) -> bool:
+        return (self._calls * sum(map(_size, leaves)) if work is None else work) <= FEW
+
+
+def _size(leaf: Any) -> int:
+    size = getattr(leaf, "size", None)
+    return int(np.size(leaf) if size is None else size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import dataclasses
 import json
@@ -44,6 +45,11 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = ["| " + " | ".join(columns) + " |", "| " + " | ".join("---" for _ in columns) + " |"]
     lines += ["| " + " | ".join(_cell(row.get(name)) for name in columns) + " |" for row in rows]
     return "\n".join(lines)
+
+
+def command_line(options: argparse.Namespace) -> dict[str, Any]:
+    """The options of a command line that say what was run, not where the results go."""
+    return {name: value for name, value in vars(options).items() if name != "out"}
 
 
 class Report:
