@@ -93,6 +93,7 @@ def test_a_script_can_choose_to_save_the_unfinished_model(tmp_path):
     assert path.exists()
 
 
+@pytest.mark.skipif("BILEVAX_DATA" not in os.environ, reason="BILEVAX_DATA is not set")
 def test_an_interrupted_command_exits_with_130_and_writes_no_table(monkeypatch, tmp_path):
     from bilevax.cli import app
 
