@@ -75,6 +75,16 @@ def test_a_resumed_run_has_the_same_bits(tmp_path, cut):
     assert resumed.recoveries == whole.recoveries
 
 
+def test_a_run_may_be_resumed_with_and_without_looks(tmp_path):
+    case = Quadratic(m=12, rows=10, d_y=3, d_x=3)
+    common = {"every": 50, "progress": None, "checkpoint": bx.Checkpoint(tmp_path, resume=True)}
+    start = case.problem, case.x0, case.y0
+    bx.minimize(*start, steps=300, **common)  # too short to be looked at
+    longer = bx.minimize(*start, steps=600, **common)
+    assert longer.verification is not None
+    assert bx.minimize(*start, steps=700, stop=bx.Stop(verify=False), **common).history["step"][-1] == 700
+
+
 def test_looks_are_a_small_part_of_the_work_and_the_last_changes_nothing():
     case = Quadratic(m=12, rows=10, d_y=3, d_x=3)
     state = bx.minimize(case.problem, case.x0, case.y0, steps=10, progress=None).state

@@ -19,7 +19,7 @@ from bilevax._problem.row_means import check_row_means
 from bilevax._problem.sampling import Sampler, Sampling, as_sampling, is_streamed
 from bilevax._run.checkpoint import Checkpoint, as_checkpoint
 from bilevax._run.checkpoint_store import CheckpointStore, saved_strata
-from bilevax._run.chunks import compiled_start, numbers_as_arrays, prepare
+from bilevax._run.chunks import compiled_start, numbers_as_arrays, prepare, work_of_a_step
 from bilevax._run.feeding import Feed
 from bilevax._run.identity import identity
 from bilevax._run.interrupts import Interrupts, report
@@ -152,7 +152,7 @@ def minimize(
             stack.callback(feed.close)
         with collector_paused():
             started = _start(solver, problem, x0, y0, sampler, shards, feed, steps)
-            looks = _verifies(stop, problem, steps, shards)
+            looks = _verifies(stop, problem, started[2], steps, shards)
             referee = make_referee(solver, problem, x0, started[2]) if looks else None
             run = Run(*started, feed, stop, steps, referee)
         saves = None
@@ -196,7 +196,7 @@ def minimize(
     if shards is None and reached.outcome is Outcome.FINISHED:
         doubt = _too_short(run) or _went_back_often(reached)
     ended = reached.outcome not in (Outcome.DIVERGED, Outcome.INTERRUPTED)
-    if ended and _verifies(stop, problem, steps, shards):
+    if ended and _verifies(stop, problem, reached.state, run.done, shards):
         found = verify(problem, reached.state, x0, solver=solver)
         reached = dataclasses.replace(reached, verification=found)
         doubt = found.message or doubt
@@ -262,11 +262,12 @@ def _entries_every(every: int | None, steps: int | None) -> int:
     return 100 if steps is None else max(1, checked_steps(steps, 0) // 100)
 
 
-def _verifies(stop: Stop, problem: Problem, steps: int, shards: Shards | None) -> bool:
-    """Whether to solve a few blocks."""
-    if shards is not None:
-        return False
-    return stop.verify if stop.verify is not None else steps >= _VERIFIED and can_verify(problem)
+def _verifies(stop: Stop, problem: Problem, state: State, steps: int, shards: Shards | None) -> bool:
+    """Whether to solve a few blocks of a run of so many steps."""
+    if shards is not None or stop.verify is not None:
+        return shards is None and bool(stop.verify)
+    work = steps * work_of_a_step(problem, state)
+    return steps >= _VERIFIED and can_verify(problem, state.y, work)
 
 
 @dataclasses.dataclass(frozen=True)

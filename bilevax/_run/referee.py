@@ -31,7 +31,7 @@ _LEFT = 0.005  # of F, by which a further Newton step may change it
 
 def make_referee(solver: AbstractSolver, problem: Problem, x0: PyTree, state: State) -> Referee | None:
     """A referee of a run, where a few blocks are worth looking at; under a risk they are not."""
-    if problem.risk is not None or not can_verify(problem):
+    if problem.risk is not None or not can_verify(problem, state.y, np.inf):
         return None
     asked = solver.count_oracles(problem, state.sampler, _MANY)
     matrices = 0.0 if asked is None else asked.matrices / (_MANY * state.sampler.per_step)

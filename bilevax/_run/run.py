@@ -338,9 +338,12 @@ class Run:
 
     @property
     def _extra(self) -> Any:
-        """What a checkpoint holds besides the state: the best iterate, and the states to go back to."""
+        """What a checkpoint holds besides the state: the best iterate, and the states to go back to.
+
+        Also where F is not looked at: the run may be resumed with more steps, and then it is.
+        """
         good = None if self.guard is None else self.guard.good
-        return self.best_iterate, good, None if self.referee is None else self.referee.best
+        return self.best_iterate, good, good if self.referee is None else self.referee.best
 
     def finish(self, store: CheckpointStore | None) -> None:
         """Saves the last state, and returns when it is on disk."""
@@ -388,7 +391,7 @@ class Run:
         if self.guard is not None:
             self.guard.recoveries = [Recovery(**one) for one in notes["recoveries"]]
             self.guard.settled = float(notes["settled"])
-        if self.referee is not None:
+        if self.referee is not None and notes["referee"] is not None:
             self.referee.take(notes["referee"])
         value, step, stale = notes["best"]
         self.best_value = np.inf if value is None else float(value)

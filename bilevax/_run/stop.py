@@ -28,8 +28,8 @@ class Stop:
         back when F has risen on the blocks that are solved. This keeps copies of the state; left out, states
         of up to 256 MiB are guarded. False lets the run diverge.
       verify: now and then and at the end, solve a few blocks exactly, and warn if the answer is not to be
-        trusted (see `verify`); left out, runs of 500 steps or more are verified, unless the blocks have very
-        many rows.
+        trusted (see `verify`); left out, runs of 500 steps or more are verified, unless the blocks have so
+        many rows that this would be a large part of the run.
 
     Example:
       >>> import bilevax as bx

@@ -16,7 +16,13 @@ from bilevax._problem.sampling import Sampler
 from bilevax._run.ill_posed import curvature_fault
 from bilevax._run.knobs import Knobs, is_number, rounded, shown
 from bilevax._step.state import State
-from bilevax._truth.few_blocks import affordable_blocks, blocks_to_solve, require_slot_per_block, solve_at
+from bilevax._truth.few_blocks import (
+    affordable_blocks,
+    blocks_to_solve,
+    require_slot_per_block,
+    solve_at,
+    work_of_solving,
+)
 from bilevax._util import checks
 from bilevax._util.trees import PyTree
 from bilevax.solvers.base import AbstractSolver
@@ -34,6 +40,7 @@ _UNKNOWN = 0.9  # of v: more may mean that y(x) is not unique
 _MOST_ENTRIES = 2**27  # of all Hessians together, up to which Newton steps are worth a try
 _FEW_VISITS = 100  # of a block, before which x may be on its way
 _HARDLY_LESS = 0.5  # ‖∇F‖, as a share of that at x0
+_SHARE = 0.05  # of the work of a run
 _LEFT = 0.005  # of F, by which a further Newton step may change it
 
 
@@ -154,8 +161,8 @@ def _are_equal(x: PyTree, x0: PyTree) -> bool:
     return all(bool(jnp.all(a == b)) for a, b in pairs)
 
 
-def can_verify(problem: Problem) -> bool:
-    """Whether a few blocks can be solved, and are not too large for that to be done unasked.
+def can_verify(problem: Problem, y: PyTree, work: float) -> bool:
+    """Whether a few blocks can be solved, at little cost, or at little cost beside the work of a run.
 
     Sources of rows that a user wrote may not be able to return all rows. Functions that draw random numbers
     have no value that a run could be compared with.
@@ -164,7 +171,9 @@ def can_verify(problem: Problem) -> bool:
         isinstance(rows, (Shared, PerBlock, type(None))) for rows in (problem.upper_data, *problem.lower_data)
     )
     own_slots = any(level.slots is not None for level in problem.levels.values())
-    return known and not own_slots and not problem.random and affordable_blocks(problem, 1) > 0
+    if not known or own_slots or problem.random:
+        return False
+    return affordable_blocks(problem, 1) > 0 or 2 * work_of_solving(problem, 1, y) <= _SHARE * work
 
 
 def _message(
