@@ -118,6 +118,7 @@ def test_dates_are_the_same_groups_in_every_form():
         pd.Series(["a", None, "b"]),
         pd.Series(pd.to_datetime(["2024-01-01", None, "2024-01-02"])),
         [1, float("nan"), 2],
+        [1, np.float32("nan"), 2],
         [1, pd.NA, "b"],
     ],
 )

@@ -34,6 +34,20 @@ def test_without_bounds_the_optimum_is_found_from_any_start_and_may_be_left_out(
         np.testing.assert_allclose(bx.solve_lower(problem, x, start)[name], expected, atol=1e-9)
 
 
+def test_a_stationary_point_that_is_no_optimum_is_refused():
+    """f is convex in q, which has no maximum; and the middle of a box is where −|p|² is largest."""
+    both = {"p": jnp.ones((1, 2)), "q": jnp.ones((1, 2))}
+    cases = [
+        (lambda y: jnp.sum(y["p"] ** 2 + y["p"] * y["q"] + y["q"] ** 2), {"q": bx.maximum()}, both),
+        (lambda y: -jnp.sum((y["p"] - 0.2) ** 2), {}, {"p": jnp.full((1, 2), 0.2)}),
+    ]
+    for f, more, y in cases:
+        levels = {"p": bx.minimum(project=(-1.0, 1.0)), **more}
+        problem = bx.Problem(lambda x, y, block, batch, f=f: f(y) + x @ x, levels, jnp.zeros((1, 1)))
+        with pytest.raises(RuntimeError, match="f must be convex in the variables of a `minimum`"):
+            bx.objective(problem, jnp.ones(2), y)
+
+
 def test_residuals_and_verification_know_variables_that_optimise_f():
     problem = quadratic(p=bx.minimum(project=(-0.5, None)), q=bx.maximum())
     y0 = {"p": jnp.ones((6, 2)), "q": jnp.ones((6, 2))}

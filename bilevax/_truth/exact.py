@@ -74,13 +74,14 @@ def group_size(problem: Problem, sampler: Sampler, y: dict[str, PyTree]) -> int:
 def solved(problem: Problem, x: PyTree, start: dict[str, PyTree], plan: Accuracy) -> dict[str, PyTree]:
     """y(x) by level, checked."""
     found = _solve(problem, x, start, plan)
-    return _checked(found, plan, "was not solved: ‖∇_y g‖", "another y0, more max_steps")
+    return _checked(found, problem, plan, "was not solved: ‖∇_y {}‖", "another y0, more max_steps")
 
 
 def inverted(problem: Problem, x: PyTree, y: dict[str, PyTree], plan: Accuracy) -> dict[str, PyTree]:
     """v(x, y) by level, checked."""
     found = _invert(problem, x, y, plan)
-    return _checked(found, plan, "has a Hessian that was not inverted: ‖∇²_yy g v − ∇_y f‖", "float64")
+    what = "has a Hessian that was not inverted: ‖∇²_yy {} v − ∇_y f‖"
+    return _checked(found, problem, plan, what, "float64")
 
 
 @eqx.filter_jit
@@ -151,7 +152,15 @@ def _in_groups(problem: Problem, plan: Accuracy, look: Callable[..., PyTree], y:
     return jax.tree.map(lambda a: jnp.reshape(a, (-1, *a.shape[2:]))[: problem.count], out)
 
 
-def _checked(found: dict[str, Any], plan: Accuracy, what: str, remedy: str) -> dict[str, PyTree]:
+_CURVED = (
+    "g must be smooth and strongly convex in y (at a saddle level, strongly concave in what maximises it)"
+)
+_OWN_CURVED = "f must be convex in the variables of a `minimum`, and concave in those of a `maximum`"
+
+
+def _checked(
+    found: dict[str, Any], problem: Problem, plan: Accuracy, what: str, remedy: str
+) -> dict[str, PyTree]:
     """The solutions by level; raises if the residual of a block exceeds its bound or is not finite."""
     for name, (_, sizes) in found.items():
         residual, scale = (np.asarray(size, np.float64) for size in sizes)
@@ -161,11 +170,12 @@ def _checked(found: dict[str, Any], plan: Accuracy, what: str, remedy: str) -> d
         with np.errstate(divide="ignore", invalid="ignore"):
             excess = np.where(bad, np.nan_to_num(residual / scale, nan=np.inf), -1.0)
         worst = int(np.argmax(excess))
+        function, curved = ("f", _OWN_CURVED) if problem.levels[name].own else ("g", _CURVED)
+        what = what.format(function)
         raise RuntimeError(
             f"lower level {name!r} of block {worst} {what} = {residual[worst]:.3g}, expected at most "
             f"{plan.tolerance * scale[worst]:.3g} (tolerance {plan.tolerance:g} × scale {scale[worst]:.3g}). "
-            f"{bad.sum()} of {bad.size} blocks failed, this one by most. g must be smooth and strongly "
-            f"convex in y (at a saddle level, strongly concave in what maximises it); if it is, try {remedy} "
+            f"{bad.sum()} of {bad.size} blocks failed, this one by most. {curved}; if it is, try {remedy} "
             "or a larger tolerance"
         )
     return {name: value for name, (value, _) in found.items()}

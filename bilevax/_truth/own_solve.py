@@ -11,6 +11,7 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from bilevax._problem.view import BlockView
+from bilevax._truth.curvature import is_curved_right
 from bilevax._truth.lower_solve import descend_within
 from bilevax._truth.roots import change_scale, find_crossing, find_root
 from bilevax._util.trees import PyTree, norm
@@ -93,4 +94,5 @@ def solve_own(
     scale = change_scale(slope, flat)
     root = find_root(slope, onto, flat, rounding * scale)
     left = jnp.abs(jnp.vdot(slope(root.y), root.move))
-    return OwnSolution(unravel(root.y), root.residual, change_scale(slope, root.y), left)
+    residual = jnp.where(is_curved_right(slope, root.y, signs, onto), root.residual, jnp.nan)
+    return OwnSolution(unravel(root.y), residual, change_scale(slope, root.y), left)

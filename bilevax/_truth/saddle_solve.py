@@ -11,8 +11,8 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from bilevax._problem.view import BlockView
-from bilevax._step.linear_algebra import one_by_one
-from bilevax._truth.roots import DENSE, change_scale, find_root, solved_system
+from bilevax._truth.curvature import is_curved_right
+from bilevax._truth.roots import change_scale, find_root, solved_system
 from bilevax._util.trees import PyTree
 
 
@@ -45,7 +45,7 @@ def solve_saddle(view: BlockView, name: str, y: PyTree, others: dict[str, PyTree
 
     rounding = 20 * float(jnp.finfo(flat.dtype).eps)
     root = find_root(slope, None, flat, rounding * change_scale(slope, flat))
-    good = _is_saddle(slope, root.y, signs) & jnp.all(jnp.isfinite(root.y))
+    good = is_curved_right(slope, root.y, signs) & jnp.all(jnp.isfinite(root.y))
     return SaddlePoint(root.y, root.residual, change_scale(slope, root.y), root.move, good)
 
 
@@ -53,13 +53,3 @@ def indefinite_inverse(gradient: Callable[[Array], Array], y: Array) -> Callable
     """Multiplies a vector by the inverse of a Hessian that need not be definite."""
     fine = 20 * float(jnp.finfo(y.dtype).eps)
     return lambda right: solved_system(gradient, y, right, fine)
-
-
-def _is_saddle(slope: Callable[[Array], Array], y: Array, signs: Array) -> Array:
-    """Whether both parts of y are curved the right way; taken for granted where the matrix is too large."""
-    if y.size > DENSE:
-        return jnp.ones((), bool)
-    matrix = jnp.where(signs[:, None] == signs, jax.jacfwd(slope)(y), 0)
-    rounding = 100 * float(jnp.finfo(y.dtype).eps) * jnp.max(jnp.abs(matrix))
-    shifted = (matrix + matrix.T) / 2 + rounding * jnp.eye(y.size, dtype=y.dtype)
-    return jnp.all(jnp.isfinite(one_by_one(jnp.linalg.cholesky)(shifted)))

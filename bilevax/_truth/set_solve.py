@@ -21,9 +21,9 @@ from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from bilevax._problem.view import BlockView
-from bilevax._step.linear_algebra import one_by_one
+from bilevax._truth.curvature import is_curved_right
 from bilevax._truth.lower_solve import descend_within
-from bilevax._truth.roots import DENSE, change_scale, find_root, largest_derivative, solved_system
+from bilevax._truth.roots import change_scale, find_root, largest_derivative, solved_system
 from bilevax._util.trees import PyTree
 
 Value = Callable[[Array], Array]
@@ -66,13 +66,17 @@ def solve_within(value: Value, project: Project, start: Array) -> Confined:
     rounding = 20 * float(jnp.finfo(start.dtype).eps)
     start = descend_within(value, project, start)
     root = find_root(slope, project, start, rounding * change_scale(slope, project(start)))
-    good = _is_convex(value, project, root.y) & jnp.all(jnp.isfinite(root.y)) & jnp.isfinite(value(root.y))
+    good = (
+        is_curved_right(slope, root.y, project=project)
+        & jnp.all(jnp.isfinite(root.y))
+        & jnp.isfinite(value(root.y))
+    )
     return Confined(root.y, root.residual, change_scale(slope, root.y), root.move, good)
 
 
 def multiplier_within(value: Value, project: Project, y: Array, right: Array) -> tuple[Array, Array]:
     """v at a minimiser in a set, from ∇_y f, and what is left of the equation that it solves."""
-    system, free, _ = _linearised(value, project, y)
+    system, free = _linearised(value, project, y)
     fine = 20 * float(jnp.finfo(y.dtype).eps)
     w = solved_system(system, jnp.zeros_like(y), right, fine)
     return free(w), system(w) - right
@@ -80,8 +84,8 @@ def multiplier_within(value: Value, project: Project, y: Array, right: Array) ->
 
 def _linearised(
     value: Value, project: Project, y: Array
-) -> tuple[Callable[[Array], Array], Callable[[Array], Array], Array]:
-    """w ↦ (w − Pw)/γ + H P w, whose solution with the right-hand side ∇_y f has P w = v; P, and γ."""
+) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
+    """w ↦ (w − Pw)/γ + H P w, whose solution with the right-hand side ∇_y f has P w = v; and P."""
     slope, push = jax.linearize(jax.grad(value), y)
     size = largest_derivative(jax.grad(value), y)
     gamma = 1 / jnp.where(size > 0, size, 1)
@@ -92,17 +96,4 @@ def _linearised(
         inside = free(w)
         return (w - inside) / gamma + push(inside)
 
-    return system, free, gamma
-
-
-def _is_convex(value: Value, project: Project, y: Array) -> Array:
-    """Whether g is strictly convex where y is free; taken for granted where the matrix is too large."""
-    if y.size > DENSE:
-        return jnp.ones((), bool)
-    system, free, gamma = _linearised(value, project, y)
-    one, part = jnp.eye(y.size, dtype=y.dtype), jax.jacfwd(free)(y)
-    # P H P + (1 − P²)/γ, which is H in the directions in which y is free, and positive in the others.
-    matrix = part @ jax.jacfwd(system)(jnp.zeros_like(y)) + (one - part) / gamma
-    rounding = 100 * float(jnp.finfo(y.dtype).eps) * jnp.max(jnp.abs(matrix))
-    shifted = (matrix + matrix.T) / 2 + rounding * one
-    return jnp.all(jnp.isfinite(one_by_one(jnp.linalg.cholesky)(shifted)))
+    return system, free

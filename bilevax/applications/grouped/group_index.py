@@ -102,9 +102,9 @@ def checked(groups: Any, count: int) -> list[Any] | np.ndarray:
 
 def is_missing(one: Any) -> bool:
     """Whether an entry is None, NaN, or what pandas has for these."""
-    return (
-        one is None or type(one).__name__ in ("NAType", "NaTType") or (isinstance(one, float) and one != one)
-    )
+    if isinstance(one, (float, np.floating)):
+        return bool(np.isnan(one))
+    return one is None or type(one).__name__ in ("NAType", "NaTType")
 
 
 def as_array(ids: list[Any]) -> np.ndarray:
