@@ -614,6 +614,22 @@ def test_quantiles_and_outliers(loss, quantile):
         assert np.median(np.abs(y - predicted)) < 0.6
 
 
+def test_weights_of_new_groups_are_in_the_units_of_the_fit(tmp_path):
+    X, y, of, _ = generated(groups=40)
+    short = {"max_iter": 5, "prior": "ridge", "random_state": 0}
+    model = GroupedRegressor(**short).fit(X, y, groups=of, sample_weight=np.full(len(y), 20.0))
+    model.save(tmp_path / "model.npz")
+    again = GroupedRegressor.load(tmp_path / "model.npz")
+
+    def adapted(times, weight):
+        rows, target = np.repeat(X[:2], times, axis=0), np.full(2 * times, 50.0)
+        weights = None if weight is None else np.full(2 * times, weight)
+        return again.adapt(rows, target, sample_weight=weights).predict(X[:2])
+
+    np.testing.assert_allclose(adapted(1, None), adapted(1, 20.0))
+    np.testing.assert_allclose(adapted(1, 80.0), adapted(4, 20.0))
+
+
 def test_sparse_weights_counts_own_losses_and_no_groups():
     X, y, of, _ = generated(groups=40)
     short = {"max_iter": 5, "prior": "ridge", "random_state": 0}

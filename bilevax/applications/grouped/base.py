@@ -305,10 +305,15 @@ class GroupedModel(BaseEstimator):
         return tags
 
     def _checked_rows(self, X: Any, y: Any, sample_weight: Any, groups: Any, **options: Any) -> Any:
-        """X, y, groups and weights as arrays, without the rows of no weight."""
+        """X, y, groups and weights as arrays, without the rows of no weight.
+
+        Weights are in units of the mean weight of the rows that were fitted.
+        """
+        fitting = options.get("reset", True)
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=_FLOATS, **options)
         X = _dense(X)
         if sample_weight is None:
+            self._unit = 1.0 if fitting else self._unit
             return X, y, groups, np.ones(len(X))
         weight = np.asarray(_check_sample_weight(sample_weight, X, ensure_non_negative=True), float)
         keep = weight > 0
@@ -318,7 +323,9 @@ class GroupedModel(BaseEstimator):
                 groups = named[keep]
             else:
                 groups = [group for group, one in zip(named, keep, strict=True) if one]
-        return X[keep], y[keep], groups, weight[keep] * (keep.sum() / weight.sum())
+        if fitting:
+            self._unit = float(weight.sum() / keep.sum())
+        return X[keep], y[keep], groups, weight[keep] / self._unit
 
     def _check_parameters(self) -> None:
         for name, least in (("folds", 2), ("max_iter", 0), ("prior_groups", 1), ("rank", 1)):

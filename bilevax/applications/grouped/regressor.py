@@ -169,7 +169,7 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
           groups: the group of every row; left out, they are one new group, which the model that is returned
             takes for rows without a group.
           metadata: as in `fit`, if the model was fitted with it.
-          sample_weight: the weight of every row.
+          sample_weight: the weight of every row, in the units of `fit`; left out, the mean weight there.
 
         Returns:
           A copy of the model.

@@ -46,6 +46,7 @@ def save(model: Any, path: str | Path) -> None:
         "target": [scaling.target_shift, scaling.target_scale],
         "noise": model._noise,
         "level": model._level,
+        "unit": model._unit,
         "judged": model._judged,
         "steps": int(model.n_iter_),
         "size": getattr(model, "_size", 1.0),
@@ -123,6 +124,7 @@ def _restored(kind: type[Any], note: dict[str, Any], arrays: dict[str, np.ndarra
     )
     model._judged = int(note.get("judged", 2**31))  # files of older versions do not say
     model._level = float(note.get("level", 1.0))
+    model._unit = float(note.get("unit", 1.0))
     model._scaling = Scaling(arrays["shift"], arrays["scale"], *map(float, note["target"]))
     columns = note["metadata"]
     model._encoder = (
