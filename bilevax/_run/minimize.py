@@ -14,6 +14,7 @@ import jax
 from jax import Array
 from jax.sharding import Mesh
 
+from bilevax._problem.finite import check_finite
 from bilevax._problem.problem import Problem
 from bilevax._problem.row_means import check_row_means
 from bilevax._problem.sampling import Sampler, Sampling, as_sampling, is_streamed
@@ -330,6 +331,7 @@ def _start(
 ) -> tuple[AbstractSolver, Problem, State, Shards | None, Callable[[AbstractSolver], State]]:
     """The solver and the problem as a compiled chunk takes them, the state before the first step, the devices
     that share the blocks, and how any solver begins."""
+    check_finite(problem, x0, y0)
     ready = None
     if shards is None and feed is None:
         with contextlib.suppress(Exception):  # what is wrong is said below, check by check

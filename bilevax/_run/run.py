@@ -192,8 +192,10 @@ class Run:
 
     def _recovered(self, first: int) -> bool:
         """Goes back to the latest healthy state with a shorter step, if that may help."""
-        guard, problem = self.guard, self.inputs[1]
-        if guard is None or len(guard.recoveries) >= MOST or fault(problem, self.state, first, self.done):
+        guard = self.guard
+        if guard is None or len(guard.recoveries) >= MOST:
+            return False
+        if fault(self._with_batches(), self.state, first, self.done):
             return False
         start, lost = int(guard.good.step), self.done
         if lost <= 1:  # f is not finite at the start
@@ -237,7 +239,12 @@ class Run:
             replays = Replays(problem, self.begin, self.done, most, self.shards, self.work)
             return advise(solver, problem, replays)
 
-        return describe(problem, solver, self.state, first, self.done, advice)
+        return describe(self._with_batches(), solver, self.state, first, self.done, advice)
+
+    def _with_batches(self) -> Problem:
+        """The problem, with the streamed batches of the latest step."""
+        problem = self.inputs[1]
+        return problem if self.feed is None else self.feed.fill(problem, self.done - 1, ahead=False)[0]
 
     def check(self) -> Sizes:
         """How large the tracked gradients are; notes if x or anything tracked is no longer finite."""
