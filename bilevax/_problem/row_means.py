@@ -24,10 +24,12 @@ from bilevax._problem.bits import CompactRows
 from bilevax._problem.problem import Problem
 from bilevax._problem.rows import PerBlock, Rows, Shared
 from bilevax._util import checks
+from bilevax._util.ahead import Ahead
 from bilevax._util.hurried import hurry
 
 PyTree = Any
 Value = Callable[[PyTree, PyTree, PyTree], PyTree]  # of (point, constants, rows)
+Choice = Callable[[Rows | None], tuple[int, PyTree] | None]  # a block, and some of its rows
 
 _ROWS = 8
 _AMOUNTS = (0.0, 0.1, 1.0)  # how far x and y are perturbed, relative to their size
@@ -54,7 +56,7 @@ class Checked(NamedTuple):
     Attributes:
       name: what messages call it.
       value: the function, of a point (x, y by level), constants and rows.
-      given: what it is evaluated on first, with parts that are `_fetched` within the program.
+      given: what it is evaluated on first, with parts that are `fetched` within the program.
       block: the number of the block.
     """
 
@@ -84,7 +86,7 @@ class _SomeRows(eqx.Module):
         return self.packed.take(self.places)
 
 
-def _fetched(tree: PyTree) -> PyTree:
+def fetched(tree: PyTree) -> PyTree:
     """A tree with the entries and rows that parts of it stand for."""
 
     def is_part(node: Any) -> bool:
@@ -107,21 +109,28 @@ def check_row_means(problem: Problem, x0: PyTree, y0: PyTree) -> None:
     Raises:
       ValueError: with the name of the function and what it looks like.
     """
-    if not problem.means_over_rows or problem.random or _is_unknown((problem, x0, y0)):
+    if not problem.means_over_rows or problem.random or is_unknown((problem, x0, y0)):
         return
-    x = checks.floating("x0", x0)
-    y = dict.fromkeys(problem.levels) if y0 is None else problem.split("y0", y0)
-    if not all(_fits(problem, name, tree) for name, tree in y.items()):
+    start = starting_point(problem, x0, y0)
+    if start is None:
         return  # the start of a run says what is wrong
-    key = _key(problem, x, y)
+    key = _key(problem, *start)
     if key in _passed:
         _passed.move_to_end(key)
         return
-    for one in _functions(problem, x, y):
-        _check(one)
+    begun = [(one, _begun(_rows_and_batch, one)) for one in functions_at(problem, *start, _some_rows)]
+    for one, look in begun:
+        _check(one, look)
     _passed[key] = None
     if len(_passed) > _KEPT:
         _passed.popitem(last=False)
+
+
+def starting_point(problem: Problem, x0: PyTree, y0: PyTree) -> tuple[PyTree, dict[str, PyTree]] | None:
+    """x0 and y0 by level; None if y0 does not fit the problem."""
+    y = dict.fromkeys(problem.levels) if y0 is None else problem.split("y0", y0)
+    fits = all(_fits(problem, name, tree) for name, tree in y.items())
+    return (checks.floating("x0", x0), y) if fits else None
 
 
 def _fits(problem: Problem, name: str, y: PyTree) -> bool:
@@ -132,7 +141,7 @@ def _fits(problem: Problem, name: str, y: PyTree) -> bool:
     return all(np.ndim(leaf) and np.shape(leaf)[0] == slots for leaf in jax.tree.leaves(y))
 
 
-def _is_unknown(tree: PyTree) -> bool:
+def is_unknown(tree: PyTree) -> bool:
     """Whether some array is traced, or held by other processes."""
     leaves = jax.tree.leaves(tree)
     return any(checks.is_traced(leaf) or not getattr(leaf, "is_fully_addressable", True) for leaf in leaves)
@@ -146,26 +155,25 @@ def _key(problem: Problem, x: PyTree, y: PyTree) -> Any:
     return problem.upper, functions, structure, shapes
 
 
-def _functions(problem: Problem, x: PyTree, y: dict[str, PyTree]) -> Iterator[Checked]:
-    """The functions that can be checked."""
+def functions_at(problem: Problem, x: PyTree, y: dict[str, PyTree], rows_of: Choice) -> Iterator[Checked]:
+    """The functions that can be looked at, each with a block and rows of it that its data source has."""
     own_slots = any(level.slots is not None for level in problem.levels.values())
     sources = {name: problem.lower_data[place] for name, place in problem.source_of}
     upper = problem.upper_data if problem.upper_shares is None else sources[problem.upper_shares]
-    if not own_slots and isinstance(upper, (Shared, PerBlock)):
-        found = _some_rows(upper)
-        if found is not None:
-            block, rows = found
-            constants = _entry(problem.blocks, block)
-            start = _starting_y(problem, x, y, block)
-            if start is not None:
-                yield Checked(
-                    "upper",
-                    lambda point, c, rows: problem.upper(point[0], problem.view(point[1]), c, rows),
-                    ((x, start), constants, rows),
-                    block,
-                )
+    found = None if own_slots else rows_of(upper)
+    if found is not None:
+        block, rows = found
+        constants = _entry(problem.blocks, block)
+        start = _starting_y(problem, x, y, block)
+        if start is not None:
+            yield Checked(
+                "upper",
+                lambda point, c, rows: problem.upper(point[0], problem.view(point[1]), c, rows),
+                ((x, start), constants, rows),
+                block,
+            )
     for name, level in problem.levels.items():
-        found = None if level.own or level.slots is not None else _some_rows(sources[name])
+        found = None if level.own or level.slots is not None else rows_of(sources[name])
         if found is None:
             continue
         block, rows = found
@@ -208,7 +216,7 @@ def _starting_y(problem: Problem, x: PyTree, y: dict[str, PyTree], block: int) -
         try:
             read = (problem.read_by(name, start),) if level.reads else ()
             given = (x, *read, _entry(problem.blocks, block), rows)
-            start[name] = jax.jit(lambda given, c=level.function: c(*_fetched(given)))(given)
+            start[name] = jax.jit(lambda given, c=level.function: c(*fetched(given)))(given)
         except Exception:  # a user's function may fail in any way; the start of the run will say so
             return None
     return start
@@ -227,21 +235,25 @@ def _some_rows(source: Rows | None, block: int | None = None) -> tuple[int, PyTr
     count = min(_ROWS, length)
     if count < 2:
         return None
-    places = first + np.linspace(0, length - 1, count).astype(np.int32)
-    return block, _SomeRows(source.packed, places)
+    return block, rows_at(source, first + np.linspace(0, length - 1, count))
+
+
+def rows_at(source: Shared | PerBlock, places: Any) -> PyTree:
+    """Rows with these numbers, to be fetched by the program that uses them."""
+    return _SomeRows(source.packed, np.asarray(places, np.int32))
 
 
 def _entry(tree: PyTree, place: int) -> _Entry:
     return _Entry(tree, np.int32(place))
 
 
-def _check(one: Checked) -> None:
-    """Raises if one function is not a mean over rows."""
-    seen = _measured(_rows_and_batch, one)
-    if seen is None:
+def _check(one: Checked, look: _Look | None) -> None:
+    """Raises if one function is not a mean over rows, from a look at `_rows_and_batch`."""
+    seen = None if look is None else look.found(one)
+    if look is None or seen is None:
         return
     whole, single = (jax.tree.leaves(part) for part in seen)
-    exact = _tolerance((jax.eval_shape(_fetched, one.given), whole))
+    exact = _tolerance([*look.dtypes, *(leaf.dtype for leaf in whole)])
     for place, amount in enumerate(_AMOUNTS):
         for leaf, (batch, rows) in enumerate(zip(whole, single, strict=True)):
             batch, rows = np.asarray(batch[place], float), np.asarray(rows[place], float)
@@ -268,7 +280,7 @@ def _check(one: Checked) -> None:
 
 def _is_finite(one: Checked) -> bool:
     """Whether the point and the rows of a function are finite: if not, others say which are not."""
-    point, _, rows = _fetched(one.given)
+    point, _, rows = fetched(one.given)
     return all(np.isfinite(np.asarray(leaf, float)).all() for leaf in jax.tree.leaves((point, rows)))
 
 
@@ -289,7 +301,8 @@ def _closer(value: Callable[[PyTree], PyTree], rows: PyTree) -> Any:
 
 def _look_closer(one: Checked, seen: Any, place: int, leaf: int, exact: float) -> None:
     """Raises, with what a function looks like that is not a mean; unless rounding explains it."""
-    closer = _measured(_closer, one)
+    look = _begun(_closer, one)
+    closer = None if look is None else look.found(one)
 
     def at(tree: PyTree) -> np.ndarray:
         return np.asarray(jax.tree.leaves(tree)[leaf][place], float)
@@ -329,11 +342,32 @@ def _refused(one: Checked, got: str, expected: str, looks: str = _OTHER) -> Valu
     )
 
 
-def _measured(look: Callable[[Callable[[PyTree], PyTree], PyTree], Any], one: Checked) -> Any:
-    """look(function, rows) at the start and at perturbed points, stacked; None if it cannot be computed."""
+class _Look(NamedTuple):
+    """A look at a function, which another thread compiles.
+
+    Attributes:
+      program: look(function, rows) at the start and at perturbed points, stacked.
+      dtypes: of all that the function is given.
+    """
+
+    program: Ahead
+    dtypes: list[Any]
+
+    def found(self, one: Checked) -> Any:
+        """What the program returns; None if it fails."""
+        try:
+            return jax.device_get(self.program.compiled()(one.given))
+        except Exception:  # a user's function may fail in any way on other rows than those of a run
+            return None
+
+
+def _begun(look: Callable[[Callable[[PyTree], PyTree], PyTree], Any], one: Checked) -> _Look | None:
+    """Begins a look at a function; None if it fails, or draws random numbers."""
+    dtypes: list[Any] = []
 
     def at_all(given: PyTree) -> Any:
-        point, constants, rows = _fetched(given)
+        point, constants, rows = fetched(given)
+        dtypes.extend(jnp.result_type(leaf) for leaf in jax.tree.leaves((point, constants, rows)))
 
         def at(amount: Array) -> Any:
             moved = _moved(point, amount)
@@ -345,11 +379,8 @@ def _measured(look: Callable[[Callable[[PyTree], PyTree], PyTree], Any], one: Ch
         # In full precision: an accelerator would round the products of one row and of several differently.
         with jax.default_matmul_precision("highest"):
             traced = jax.jit(at_all).trace(one.given)
-            if _is_random(traced.jaxpr):
-                return None
-            program = traced.lower().compile(compiler_options=hurry())
-            return jax.device_get(program(one.given))
-    except Exception:  # a user's function may fail in any way on other rows than those of a run
+            return None if _is_random(traced.jaxpr) else _Look(Ahead(traced.lower(), hurry()), dtypes)
+    except Exception:  # as above
         return None
 
 
@@ -385,9 +416,8 @@ def _is_random(program: Any) -> bool:
     return False
 
 
-def _tolerance(tree: PyTree) -> float:
-    """The relative error that rounding may cause, in the least precise dtype of a tree."""
-    dtypes = [jnp.result_type(leaf) for leaf in jax.tree.leaves(tree)]
+def _tolerance(dtypes: list[Any]) -> float:
+    """The relative error that rounding may cause in the least precise of some dtypes."""
     rounding = max(float(jnp.finfo(dtype).eps) for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating))
     return max(4 * rounding**0.5, 1e-6)
 
