@@ -3,7 +3,8 @@
 `make bench` runs `python -m benchmarks.suite`. Each part is a process of its own, with a limit in minutes;
 the limits add up to an hour. A part that takes longer, or fails, is named and left out. Times per step are
 taken in two rounds, and how far these differ is their noise. The record goes to results/bench/COMMIT.json
-and .md.
+and .md; what the last round of a part wrote stays in results/bench/PART, where
+`python -m scripts.evidence keep results/bench/step step "make bench BENCH=step"` takes it from.
 
 Then the times are compared with those of the latest record of another commit on the same machine
 (`--against FILE` for a given one): what is slower by more than the noise of both is listed, and the command
@@ -16,9 +17,9 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,23 +56,26 @@ PARTS = {
 }
 
 
-def run(part: Part) -> tuple[list[dict[str, Any]], str, str]:
-    """The figures of every round, the Markdown of the last one, and what went wrong."""
+def run(part: Part, folder: Path) -> tuple[list[dict[str, Any]], str, str]:
+    """The figures of every round, the Markdown of the last one, and what went wrong.
+
+    The folder is emptied first, and holds what the last round wrote.
+    """
     found: list[dict[str, Any]] = []
     text = ""
     for _ in range(part.rounds):
-        with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", *part.arguments, "--out", folder]
-            try:
-                subprocess.run(command, cwd=ROOT, check=True, timeout=60 * part.minutes, env=_environment())
-            except subprocess.TimeoutExpired:
-                return found, text, f"took more than {part.minutes:g} minutes"
-            except subprocess.CalledProcessError as error:
-                return found, text, f"ended with {error.returncode}"
-            files = {path.stem: json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))}
-            pages = [path.read_text() for path in sorted(Path(folder).glob("*.md"))]
-            found.append(files)
-            text = "\n".join(pages) or f"```json\n{json.dumps(files, indent=1)}\n```"
+        shutil.rmtree(folder, ignore_errors=True)
+        command = [sys.executable, "-m", *part.arguments, "--out", str(folder.absolute())]
+        try:
+            subprocess.run(command, cwd=ROOT, check=True, timeout=60 * part.minutes, env=_environment())
+        except subprocess.TimeoutExpired:
+            return found, text, f"took more than {part.minutes:g} minutes"
+        except subprocess.CalledProcessError as error:
+            return found, text, f"ended with {error.returncode}"
+        files = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+        pages = [path.read_text() for path in sorted(folder.glob("*.md"))]
+        found.append(files)
+        text = "\n".join(pages) or f"```json\n{json.dumps(files, indent=1)}\n```"
     return found, text, ""
 
 
@@ -168,7 +172,7 @@ def main() -> None:
     pages = [f"# Benchmarks of {record['commit']}", "", record["machine"]]
     for name in options.parts:
         began = time.monotonic()
-        found, text, wrong = run(PARTS[name])
+        found, text, wrong = run(PARTS[name], options.out / name)
         minutes = (time.monotonic() - began) / 60
         record["minutes"][name] = round(minutes, 1)
         record["times"] |= {f"{name}: {where}": values for where, values in rounds_of(found).items()}

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from bilevax._problem.finite import check_finite
 from bilevax._problem.problem import Problem
 from bilevax._problem.row_means import check_row_means
 from bilevax._problem.sampling import all_rows
@@ -378,6 +379,7 @@ def _prepare(
             label = f"y0[{name!r}]" if problem.named else "y0"
             given[name] = jax.tree.map(lambda a: a.astype(dtype), checks.floating(label, given[name]))
     given |= inferred(problem, sampler, x, given)
+    check_finite(problem, x, problem.view(given), "x")
     x, start, _ = checked_start(problem, x, problem.view(given), sampler)
     check_row_means(problem, x, problem.view(given))
     if blocks_at_once is None:

@@ -271,6 +271,64 @@ PARTS = {
     "offsets of no block": (
         lambda: bx.PerBlock(ROW, [0]), ValueError, "offsets", "at least two", "shape (1,)",
     ),
+    # levels
+    "a bound of text": (
+        lambda: bx.minimum(project=("a", None)),
+        TypeError, "the lower bound of project must hold real numbers", "got 'a'",
+    ),
+    "an upper bound of text": (
+        lambda: bx.argmin(lower, project=(None, {"w": "a"})),
+        TypeError, "the upper bound of project must hold real numbers", "got 'a'",
+    ),
+    "a complex bound": (
+        lambda: bx.maximum(project=(1j, None)), TypeError, "the lower bound of project", "real numbers", "1j",
+    ),
+    "a bound that is True": (
+        lambda: bx.maximum(project=(True, None)), TypeError, "lower bound of project", "real numbers", "True",
+    ),
+    "a bound that is traced": (
+        lambda: jax.jit(lambda a: [bx.minimum(project=(a, None)), a][1])(1.0),
+        TypeError, "the lower bound of project must be known when it is given",
+    ),
+    "no room above a bound": (
+        lambda: bx.minimum(project=(np.inf, None)),
+        ValueError, "the lower bound of project must leave room", "got inf",
+    ),
+    "no room below a bound": (
+        lambda: bx.argmin(lower, project=(None, [0.0, -np.inf])),
+        ValueError, "the upper bound of project must leave room", "got -inf",
+    ),
+    "a mean's bound of text": (
+        lambda: bx.mean(inner, lower="a"), TypeError, "lower must hold real numbers", "got 'a'",
+    ),
+    "a bound of x that is text": (
+        lambda: bx.bounded(0.1, upper="a"), TypeError, "upper must hold real numbers", "got 'a'",
+    ),
+    # risks
+    "a ragged share": (lambda: bx.cvar([[1], [1, 2]]), TypeError, "share must be a number", "got list"),
+    "a share that is traced": (
+        lambda: jax.jit(lambda a: [bx.cvar(a), a][1])(0.1), TypeError, "share must be known when it is given",
+    ),
+    "a weight above one": (
+        lambda: bx.soft_maximum(1.0, alpha=2), ValueError, "alpha must lie in (0.0, 1.0]", "got 2",
+    ),
+    # rows from the host
+    "a row of text": (
+        lambda: bx.Streamed(print, "row"), TypeError, "Streamed row must be numeric", "got dtype <U3",
+    ),
+    "a row of objects": (
+        lambda: bx.Streamed(print, np.array([None])), TypeError, "Streamed row must be numeric", "object",
+    ),
+    "batches of text": (
+        lambda: bx.Streamed(batches="abc", row=ROW[0]), TypeError, "Streamed batches must be", "got str",
+    ),
+    "steps of nothing": (
+        lambda: bx.advance(problem(), bx.SOBA(0.1), None, 3),
+        TypeError, "state must be what solver.init returns", "got NoneType",
+    ),
+    "steps by a class": (
+        lambda: bx.advance(problem(), bx.SOBA, None, 3), TypeError, "solver must be", "the class SOBA",
+    ),
     "offsets of bools": (
         lambda: bx.PerBlock(ROW[:1], [False, True]), ValueError, "offsets", "integers", "bool",
     ),
@@ -471,6 +529,12 @@ RUNS = {
     ),
     "x0 of text": (given(x0="zero"), TypeError, "x0 must be a floating array", "got str"),
     "x0 of an object": (given(x0=X.at), TypeError, "x0 must be a floating array", "got _IndexUpdateHelper"),
+    "x0 holds nan": (
+        given(x0=X.at[1].set(np.nan)), ValueError, "x0 must hold finite numbers, got nan at [1]",
+    ),
+    "a leaf of x0 is infinite": (
+        given(x0={"a": X, "b": -np.inf}), ValueError, "x0['b'] must hold finite numbers, got -inf",
+    ),
     "x0 is None": (given(x0=None), ValueError, "x0 must hold at least one array", "got None"),
     "x0 of another shape": (
         given(x0=jnp.zeros(3)),
@@ -491,6 +555,29 @@ RUNS = {
     "a leaf of y0 without the block axis": (
         given(y0={"w": Y, "b": jnp.zeros(3)}),
         ValueError, "y0['b'] must have a leading axis of 4", "got shape (3,)",
+    ),
+    "y0 holds nan": (
+        given(y0=Y.at[2, 1].set(np.nan)), ValueError, "y0 must hold finite numbers, got nan in slot 2 at [1]",
+    ),
+    "y0 of a level is infinite": (
+        given(problem=named, y0={"p": Y, "q": Y.at[3, 0].set(np.inf)}),
+        ValueError, "y0['q'] must hold finite numbers, got inf in slot 3 at [0]",
+    ),
+    "y0 within bounds holds nan": (
+        given(problem=lambda: problem(lower=bx.minimum(project=(-1.0, 1.0))), y0=Y.at[0, 0].set(np.nan)),
+        ValueError, "y0 must hold finite numbers, got nan in slot 0 at [0]",
+    ),
+    "an array for the pair of a saddle": (
+        given(problem=lambda: problem(lower=bx.saddle(lower))),
+        ValueError, "y0 of the saddle level 'lower' must be a pair", "got an array",
+    ),
+    "half a pair of a saddle": (
+        given(problem=lambda: problem(lower=bx.saddle(lower)), y0=(Y, None)),
+        ValueError, "y0 of the saddle level 'lower' must be a pair", "got a part without arrays",
+    ),
+    "x0 without the rows of tables": (
+        given(problem=lambda: bx.Problem(upper, lower, CONSTANTS, tables={"w": lambda block, batch: 0})),
+        ValueError, "x0 must be a dict with the table 'w'", "got an array",
     ),
     "y0 of integers": (
         given(y0=jnp.zeros((4, 2), int)), TypeError, "y0 must be a floating array", "got dtype int32",
@@ -717,6 +804,128 @@ def test_a_bad_run_is_refused_before_it_is_compiled(case, enter):
     assert type(caught.value) is kind
     for phrase in phrases:
         assert phrase in str(caught.value)
+
+
+# --- data that are not finite ------------------------------------------------------------
+
+
+def with_one(shape, place, value=np.nan):
+    """Ones, and one entry that is not finite."""
+    array = np.ones(shape, np.float32)
+    array[place] = value
+    return array
+
+
+def seen(rows, missing=lambda row: row):
+    """A problem whose f leaves out what a function makes zero."""
+    return problem(lambda x, y, block, batch: jnp.mean((missing(batch["b"])) ** 2) + y @ y, upper_data=rows)
+
+
+ROWS_OF_BLOCKS = bx.PerBlock({"a": with_one((8, 2), (5, 1))}, [0, 2, 4, 6, 8])
+NOT_FINITE = {
+    "shared rows": (
+        lambda: problem(lower_data=bx.Shared({"a": with_one((ROWS, 2), (4, 1))})),
+        "row 4 of lower_data['a'] is not finite, and lower level 'lower' is not finite there",
+    ),
+    "infinite rows of f": (
+        lambda: seen(bx.Shared({"b": with_one(ROWS, 2, -np.inf)})),
+        "row 2 of upper_data['b'] is not finite, and upper is not finite there",
+    ),
+    "rows of blocks": (
+        lambda: problem(lower_data=ROWS_OF_BLOCKS),
+        "row 5 of lower_data['a'] (row 1 of block 2) is not finite, and lower level 'lower'",
+    ),
+    "common rows": (
+        lambda: problem(lower_data=bx.Shared({"a": with_one((ROWS, 2), (0, 0))}, common=True)),
+        "row 0 of lower_data['a'] is not finite",
+    ),
+    "the rows of one of several levels": (
+        lambda: named(lower_data={"p": LOWER_DATA, "q": ROWS_OF_BLOCKS}),
+        "row 5 of lower_data 1['a'] (row 1 of block 2) is not finite, and lower level 'q'",
+    ),
+    "constants": (
+        lambda: problem(blocks={"c": with_one((BLOCKS, 2), (3, 0))}),
+        "blocks['c'] of block 3 is not finite, and upper is not finite there",
+    ),
+    "all rows": (
+        lambda: seen(bx.Shared({"b": np.full(ROWS, np.nan, np.float32)})),
+        "row 0 of upper_data['b'] is not finite, and 4 other rows",
+    ),
+    "rows whose slope alone is not finite": (
+        lambda: problem(
+            lambda x, y, block, batch: jnp.mean(jnp.where(jnp.isnan(batch["b"]), 0, batch["b"] * (y @ y))),
+            upper_data=bx.Shared({"b": with_one(ROWS, 1)}),
+        ),
+        "row 1 of upper_data['b'] is not finite, and upper is not finite there",
+    ),
+    "rows of random functions": (
+        lambda: bx.Problem(
+            lambda x, y, block, batch, key: y @ y,
+            lambda x, y, block, batch, key: lower(x, y, block, batch),
+            BLOCKS,
+            None,
+            bx.Shared({"a": with_one((ROWS, 2), (4, 1))}),
+            random=True,
+        ),
+        "row 4 of lower_data['a'] is not finite, and lower level 'lower'",
+    ),
+}
+ENTRANCES = {
+    "minimize": lambda problem, y0: bx.minimize(problem, X, y0, steps=5, progress=None),
+    "sweep": lambda problem, y0: bx.sweep(
+        problem, X, y0, solver=bx.SOBA, settings=bx.grid(upper_step=[0.1]), steps=5,
+        keys=jax.random.split(jax.random.key(0), 1),
+    ),
+    "tune": lambda problem, y0: bx.tune(problem, X, y0, steps=5, progress=None),
+    "objective": lambda problem, y0: bx.objective(problem, X, y0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("entrance", ENTRANCES)
+@pytest.mark.parametrize("case", NOT_FINITE)
+def test_data_that_are_not_finite_are_named(case, entrance):
+    make, phrase = NOT_FINITE[case]
+    made = make()
+    with pytest.raises(ValueError, match=re.escape(phrase)):
+        ENTRANCES[entrance](made, BOTH if made.named else Y)
+
+
+@pytest.mark.parametrize("entrance", ENTRANCES)
+def test_a_start_that_is_not_finite_is_named(entrance):
+    with pytest.raises(ValueError, match=r"y0 must hold finite numbers, got nan in slot 2 at \[1\]"):
+        ENTRANCES[entrance](problem(), Y.at[2, 1].set(np.nan))
+    with pytest.raises(ValueError, match=r"^x must hold finite numbers, got nan at \[0\]"):
+        bx.hypergradient(problem(), X.at[0].set(np.nan), Y)
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        seen(bx.Shared({"b": with_one(ROWS, 2)}), missing=jnp.nan_to_num),
+        problem(lower_data=bx.Shared({"a": np.ones((ROWS, 2)), "unused": np.full(ROWS, np.nan)})),
+        problem(  # bounds that some blocks do not have
+            lambda x, y, block, batch: jnp.minimum(y @ y, block),
+            lambda x, y, block, batch: jnp.sum((y - x) ** 2),
+            with_one(BLOCKS, 1, np.inf),
+        ),
+    ],
+)
+def test_marks_that_functions_leave_out_are_taken(good):
+    with pytest.raises(ReachedError):
+        bx.minimize(good, X, Y, steps=5, progress=None)
+
+
+def test_finite_data_are_looked_at_once(monkeypatch):
+    from bilevax._problem import finite
+
+    looks = []
+    original = np.isfinite
+    made = problem(lower_data=bx.Shared({"a": np.ones((ROWS, 3), np.float32)}))
+    for _ in range(2):
+        monkeypatch.setattr(finite.np, "isfinite", lambda a: (looks.append(a.shape), original(a))[1])
+        list(finite.not_finite(made))
+        monkeypatch.undo()
+    assert looks.count((ROWS, 3)) == 1
 
 
 @pytest.mark.parametrize("enter", [initialise, minimise])

@@ -299,3 +299,14 @@ def test_bad_arguments_are_named():
 def test_the_memory_estimate_counts_a_window():
     given = bx.memory_estimate(streamed(), X0, Y0, solver=METHODS["MMBO"], sampling=bx.Sampling(2, 3))
     assert given.data >= 2 * 7 * 2 * 3 * (D + 1) * 4
+
+
+def test_a_batch_that_is_not_finite_is_named_with_its_step():
+    class Broken(Drawn):
+        def __call__(self, step, blocks, size):
+            batch = super().__call__(step, blocks, size)
+            return batch | {"c": np.where(step == 17, np.nan, batch["c"]).astype(np.float32)}
+
+    words = r"batch that was read for step 17 is not finite: \['c'\] of row 0, for the block at place 0"
+    with pytest.raises(bx.DivergedError, match=words):
+        run(streamed(below=Broken(1)))

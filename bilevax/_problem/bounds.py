@@ -167,6 +167,9 @@ def as_set(label: str, project: Any) -> Box | Set | None:
             f"{project!r}"
         )
     lower, upper = (as_bound(f"the {n} bound of {label}", b) for n, b in zip(_ENDS, project, strict=True))
+    for name, bound, end in ((_ENDS[0], lower, np.inf), (_ENDS[1], upper, -np.inf)):
+        if bound is not None and any(np.any(np.asarray(leaf) == end) for leaf in bound.leaves):
+            raise ValueError(f"the {name} bound of {label} must leave room for numbers, got {end}")
     check_order(lower, upper, f"{label}: ")
     if lower is None and upper is None:
         raise ValueError(f"{label} must have at least one bound, got (None, None)")
@@ -178,7 +181,7 @@ def as_bound(label: str, tree: PyTree) -> Bound | None:
     if tree is None:
         return None
     leaves, structure = jax.tree.flatten(tree)
-    arrays = [np.asarray(leaf, float) for leaf in leaves]
+    arrays = [checks.real_array(label, leaf) for leaf in leaves]
     if not arrays or any(np.isnan(array).any() for array in arrays):
         raise ValueError(f"{label} must be a number or a tree of arrays without nan, got {tree!r}")
     return Bound(structure, tuple(_nested(array.tolist()) for array in arrays))

@@ -61,9 +61,14 @@ class LooksUp:
                 found = table.rows.get(self.source)
             else:  # outside of steps, or in those that move all rows
                 at = index(block, rows)
-                found = None if at is None else table[at]
+                found = None if at is None else rows_of(table, at)
             x = with_part(x, name, found)
         return self.function(x, *rest)
+
+
+def rows_of(table: Array, at: Array) -> Array:
+    """Rows of a table; one that it does not have is not a number, so that it is noticed."""
+    return table.at[jnp.where(at < 0, table.shape[0], at)].get(mode="fill", fill_value=jnp.nan)
 
 
 def part_of(x: PyTree, name: str) -> PyTree:
@@ -121,7 +126,7 @@ def check_tables(
     for name, index in tables:
         where = "x0" if name == WHOLE else f"x0[{name!r}]"
         if name != WHOLE and not (isinstance(x, dict) and name in x):
-            got = sorted(x) if isinstance(x, dict) else type(x).__name__
+            got = sorted(x) if isinstance(x, dict) else checks.kind_of(x)
             raise ValueError(f"x0 must be a dict with the table {name!r}, got {got}")
         table = part_of(x, name)
         if not (hasattr(table, "shape") and len(table.shape) > 0):

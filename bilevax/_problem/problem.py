@@ -260,8 +260,7 @@ class Problem(eqx.Module):
         if not self.named:
             return {UNNAMED: tree}
         if not isinstance(tree, Mapping) or set(tree) != set(self.levels):
-            kind = "an array" if hasattr(tree, "shape") else type(tree).__name__
-            got = sorted(tree) if isinstance(tree, Mapping) else kind
+            got = sorted(tree) if isinstance(tree, Mapping) else checks.kind_of(tree)
             raise ValueError(f"{name} must be a dict with the lower levels {sorted(self.levels)}, got {got}")
         return {level: tree[level] for level in self.levels}
 

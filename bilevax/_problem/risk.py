@@ -255,8 +255,7 @@ def cvar(share: float, *, alpha: float | None = None) -> Cvar:
       >>> float(bx.objective(problem, jnp.zeros(1)))  # the mean of 8² and 9²
       72.5
     """
-    checks.number("share", share, 0.0, zero=False, high=1.0)
-    return Cvar(share=float(share), alpha=_weight(alpha))
+    return Cvar(share=_fixed("share", share, high=1.0), alpha=_weight(alpha))
 
 
 def soft_maximum(temperature: float, *, alpha: float | None = None) -> SoftMaximum:
@@ -282,8 +281,7 @@ def soft_maximum(temperature: float, *, alpha: float | None = None) -> SoftMaxim
       >>> round(float(bx.objective(problem, jnp.zeros(1))), 3)  # 9² − log 10
       78.697
     """
-    checks.number("temperature", temperature, 0.0, zero=False)
-    return SoftMaximum(temperature=float(temperature), alpha=_weight(alpha))
+    return SoftMaximum(temperature=_fixed("temperature", temperature), alpha=_weight(alpha))
 
 
 def worst_group(groups: Any, *, temperature: float | None = None, alpha: float | None = None) -> WorstGroup:
@@ -329,19 +327,19 @@ def worst_group(groups: Any, *, temperature: float | None = None, alpha: float |
     empty = np.flatnonzero(np.bincount(numbers, minlength=count) == 0)
     if empty.size:
         raise ValueError(f"every group needs a block, got none for group {empty[0]} of 0 to {count - 1}")
-    if temperature is not None:
-        checks.number("temperature", temperature, 0.0, zero=False)
-        temperature = float(temperature)
+    temperature = None if temperature is None else _fixed("temperature", temperature)
     known = jnp.asarray(numbers, jnp.int32)
     return WorstGroup(groups=known, count=count, temperature=temperature, alpha=_weight(alpha))
 
 
 def _weight(alpha: Any) -> float | None:
-    if alpha is None:
-        return None
-    checks.number("alpha", alpha, 0.0, zero=False)
-    checks.coefficient("alpha", alpha, high=1.0, optional=False, kinds="a number")
-    return float(alpha)
+    return None if alpha is None else _fixed("alpha", alpha, high=1.0)
+
+
+def _fixed(name: str, value: Any, high: float | None = None) -> float:
+    """A number above zero that is part of a program."""
+    checks.number(name, value, 0.0, zero=False, high=high)
+    return float(checks.real_array(name, value))
 
 
 def overall(risk: Risk | None, values: Any, blocks: Any = None) -> Any:

@@ -29,6 +29,7 @@ from bilevax._util.hurried import hurry
 
 PyTree = Any
 Value = Callable[[PyTree, PyTree, PyTree], PyTree]  # of (point, constants, rows)
+Choice = Callable[[Rows | None], tuple[int, PyTree] | None]  # a block, and some of its rows
 
 _ROWS = 8
 _AMOUNTS = (0.0, 0.1, 1.0)  # how far x and y are perturbed, relative to their size
@@ -55,7 +56,7 @@ class Checked(NamedTuple):
     Attributes:
       name: what messages call it.
       value: the function, of a point (x, y by level), constants and rows.
-      given: what it is evaluated on first, with parts that are `_fetched` within the program.
+      given: what it is evaluated on first, with parts that are `fetched` within the program.
       block: the number of the block.
     """
 
@@ -85,7 +86,7 @@ class _SomeRows(eqx.Module):
         return self.packed.take(self.places)
 
 
-def _fetched(tree: PyTree) -> PyTree:
+def fetched(tree: PyTree) -> PyTree:
     """A tree with the entries and rows that parts of it stand for."""
 
     def is_part(node: Any) -> bool:
@@ -108,22 +109,28 @@ def check_row_means(problem: Problem, x0: PyTree, y0: PyTree) -> None:
     Raises:
       ValueError: with the name of the function and what it looks like.
     """
-    if not problem.means_over_rows or problem.random or _is_unknown((problem, x0, y0)):
+    if not problem.means_over_rows or problem.random or is_unknown((problem, x0, y0)):
         return
-    x = checks.floating("x0", x0)
-    y = dict.fromkeys(problem.levels) if y0 is None else problem.split("y0", y0)
-    if not all(_fits(problem, name, tree) for name, tree in y.items()):
+    start = starting_point(problem, x0, y0)
+    if start is None:
         return  # the start of a run says what is wrong
-    key = _key(problem, x, y)
+    key = _key(problem, *start)
     if key in _passed:
         _passed.move_to_end(key)
         return
-    begun = [(one, _begun(_rows_and_batch, one)) for one in _functions(problem, x, y)]
+    begun = [(one, _begun(_rows_and_batch, one)) for one in functions_at(problem, *start, _some_rows)]
     for one, look in begun:
         _check(one, look)
     _passed[key] = None
     if len(_passed) > _KEPT:
         _passed.popitem(last=False)
+
+
+def starting_point(problem: Problem, x0: PyTree, y0: PyTree) -> tuple[PyTree, dict[str, PyTree]] | None:
+    """x0 and y0 by level; None if y0 does not fit the problem."""
+    y = dict.fromkeys(problem.levels) if y0 is None else problem.split("y0", y0)
+    fits = all(_fits(problem, name, tree) for name, tree in y.items())
+    return (checks.floating("x0", x0), y) if fits else None
 
 
 def _fits(problem: Problem, name: str, y: PyTree) -> bool:
@@ -134,7 +141,7 @@ def _fits(problem: Problem, name: str, y: PyTree) -> bool:
     return all(np.ndim(leaf) and np.shape(leaf)[0] == slots for leaf in jax.tree.leaves(y))
 
 
-def _is_unknown(tree: PyTree) -> bool:
+def is_unknown(tree: PyTree) -> bool:
     """Whether some array is traced, or held by other processes."""
     leaves = jax.tree.leaves(tree)
     return any(checks.is_traced(leaf) or not getattr(leaf, "is_fully_addressable", True) for leaf in leaves)
@@ -148,26 +155,25 @@ def _key(problem: Problem, x: PyTree, y: PyTree) -> Any:
     return problem.upper, functions, structure, shapes
 
 
-def _functions(problem: Problem, x: PyTree, y: dict[str, PyTree]) -> Iterator[Checked]:
-    """The functions that can be checked."""
+def functions_at(problem: Problem, x: PyTree, y: dict[str, PyTree], rows_of: Choice) -> Iterator[Checked]:
+    """The functions that can be looked at, each with a block and rows of it that its data source has."""
     own_slots = any(level.slots is not None for level in problem.levels.values())
     sources = {name: problem.lower_data[place] for name, place in problem.source_of}
     upper = problem.upper_data if problem.upper_shares is None else sources[problem.upper_shares]
-    if not own_slots and isinstance(upper, (Shared, PerBlock)):
-        found = _some_rows(upper)
-        if found is not None:
-            block, rows = found
-            constants = _entry(problem.blocks, block)
-            start = _starting_y(problem, x, y, block)
-            if start is not None:
-                yield Checked(
-                    "upper",
-                    lambda point, c, rows: problem.upper(point[0], problem.view(point[1]), c, rows),
-                    ((x, start), constants, rows),
-                    block,
-                )
+    found = None if own_slots else rows_of(upper)
+    if found is not None:
+        block, rows = found
+        constants = _entry(problem.blocks, block)
+        start = _starting_y(problem, x, y, block)
+        if start is not None:
+            yield Checked(
+                "upper",
+                lambda point, c, rows: problem.upper(point[0], problem.view(point[1]), c, rows),
+                ((x, start), constants, rows),
+                block,
+            )
     for name, level in problem.levels.items():
-        found = None if level.own or level.slots is not None else _some_rows(sources[name])
+        found = None if level.own or level.slots is not None else rows_of(sources[name])
         if found is None:
             continue
         block, rows = found
@@ -210,7 +216,7 @@ def _starting_y(problem: Problem, x: PyTree, y: dict[str, PyTree], block: int) -
         try:
             read = (problem.read_by(name, start),) if level.reads else ()
             given = (x, *read, _entry(problem.blocks, block), rows)
-            start[name] = jax.jit(lambda given, c=level.function: c(*_fetched(given)))(given)
+            start[name] = jax.jit(lambda given, c=level.function: c(*fetched(given)))(given)
         except Exception:  # a user's function may fail in any way; the start of the run will say so
             return None
     return start
@@ -229,8 +235,12 @@ def _some_rows(source: Rows | None, block: int | None = None) -> tuple[int, PyTr
     count = min(_ROWS, length)
     if count < 2:
         return None
-    places = first + np.linspace(0, length - 1, count).astype(np.int32)
-    return block, _SomeRows(source.packed, places)
+    return block, rows_at(source, first + np.linspace(0, length - 1, count))
+
+
+def rows_at(source: Shared | PerBlock, places: Any) -> PyTree:
+    """Rows with these numbers, to be fetched by the program that uses them."""
+    return _SomeRows(source.packed, np.asarray(places, np.int32))
 
 
 def _entry(tree: PyTree, place: int) -> _Entry:
@@ -270,7 +280,7 @@ def _check(one: Checked, look: _Look | None) -> None:
 
 def _is_finite(one: Checked) -> bool:
     """Whether the point and the rows of a function are finite: if not, others say which are not."""
-    point, _, rows = _fetched(one.given)
+    point, _, rows = fetched(one.given)
     return all(np.isfinite(np.asarray(leaf, float)).all() for leaf in jax.tree.leaves((point, rows)))
 
 
@@ -356,7 +366,7 @@ def _begun(look: Callable[[Callable[[PyTree], PyTree], PyTree], Any], one: Check
     dtypes: list[Any] = []
 
     def at_all(given: PyTree) -> Any:
-        point, constants, rows = _fetched(given)
+        point, constants, rows = fetched(given)
         dtypes.extend(jnp.result_type(leaf) for leaf in jax.tree.leaves((point, constants, rows)))
 
         def at(amount: Array) -> Any:

@@ -11,6 +11,7 @@ from jax import Array
 
 from bilevax._problem.levels import Argmin
 from bilevax._problem.reading import as_names
+from bilevax._util import checks
 
 PyTree = Any
 
@@ -28,8 +29,9 @@ class Saddle(Argmin):
 
     def check(self, name: str, x: PyTree, y: PyTree, block: PyTree, rows: PyTree, earlier: PyTree) -> None:
         """Raises unless y is a pair, and g returns one floating scalar."""
-        if not (isinstance(y, tuple) and len(y) == 2 and all(jax.tree.leaves(part) for part in y)):
-            got = f"a tuple of {len(y)}" if isinstance(y, tuple) else type(y).__name__
+        pair = isinstance(y, tuple) and len(y) == 2
+        if not (pair and all(jax.tree.leaves(part) for part in y)):
+            got = "a part without arrays" if pair else checks.kind_of(y)
             raise ValueError(
                 f"y0 of the saddle level {name!r} must be a pair (p, q), of what minimises g and what "
                 f"maximises it, got {got}"

@@ -93,7 +93,8 @@ class Streamed(Rows):
             raise TypeError(
                 f"Streamed fetch must be a function of (step, blocks, size), got {type(fetch).__name__}"
             )
-        if batches is not None and (not hasattr(batches, "__iter__") or hasattr(batches, "__next__")):
+        iterable = hasattr(batches, "__iter__") and not isinstance(batches, (str, bytes))
+        if batches is not None and (not iterable or hasattr(batches, "__next__")):
             raise TypeError(
                 "Streamed batches must be an iterable that can be begun again, such as a list or a loader, "
                 f"got {type(batches).__name__}"
@@ -190,6 +191,8 @@ class _Held(Rows):
 
 def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
     like = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+    if not (jnp.issubdtype(like.dtype, jnp.number) or like.dtype == jnp.bool_):
+        raise TypeError(f"Streamed row must be numeric, got dtype {like.dtype}")
     dtype = jax.dtypes.canonicalize_dtype(like.dtype)
     if dtype != like.dtype:
         raise TypeError(f"Streamed row must have dtypes of the device, such as {dtype}, got {like.dtype}")

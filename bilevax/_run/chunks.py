@@ -18,6 +18,7 @@ from bilevax._run.sharding import Shards
 from bilevax._step.clocks import CompensatedSum
 from bilevax._step.smoothness import unscaled
 from bilevax._step.state import State
+from bilevax._util import checks
 from bilevax._util.hurried import HurriedJit
 from bilevax._util.trees import PyTree, all_finite, norm
 from bilevax.solvers.base import AbstractSolver, renewed_if_due
@@ -35,6 +36,9 @@ def advance(problem: Problem, solver: AbstractSolver, state: State, steps: int |
     Returns:
       The state after them.
     """
+    checks.solver(solver, AbstractSolver)
+    if not isinstance(state, State):
+        raise TypeError(f"state must be what solver.init returns, got {checks.kind_of(state)}")
     return jax.lax.fori_loop(0, steps, lambda _, state: solver.step(problem, state)[0], state)
 
 

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bilevax._problem.finite import bad_batch, not_finite
 from bilevax._problem.lookups import part_of
 from bilevax._problem.problem import Problem
-from bilevax._problem.rows import PerBlock, Shared
 from bilevax._problem.sampling import is_streamed
 from bilevax._problem.view import each_block
 from bilevax._run.knobs import Knobs, is_number, rounded, shown
@@ -74,9 +74,12 @@ def fault(problem: Problem, state: State, first: int, last: int) -> str:
     slots = _out_of_range(problem, state)
     if slots:
         return f"the run ended between steps {first} and {last}: {slots}"
-    row = _bad_data(problem)
-    if row:
-        return f"the run diverged between steps {first} and {last}: {row}; mend or leave out such rows"
+    batch = bad_batch(problem, last)
+    if batch:
+        return f"the run diverged between steps {first} and {last}: {batch}"
+    bad = next(not_finite(problem), None)
+    if bad is not None:
+        return f"the run diverged between steps {first} and {last}: {bad}; mend or leave out such rows"
     left = _outside_domain(problem, state)
     return f"the run diverged between steps {first} and {last}: {left}" if left else ""
 
@@ -212,23 +215,6 @@ def _entries(tree: PyTree, place: int) -> np.ndarray:
 def _short(entries: np.ndarray) -> str:
     """Some numbers, as far as a line holds them."""
     return ", ".join(f"{entry:.3g}" for entry in entries[:4]) + (", …" if entries.size > 4 else "")
-
-
-def _bad_data(problem: Problem) -> str:
-    """Where the data hold a value that is not finite; nothing if nowhere."""
-    sources = {"blocks": problem.blocks, "upper_data": problem.upper_data}
-    sources |= {f"lower_data {place}": rows for place, rows in enumerate(problem.lower_data)}
-    if len(problem.lower_data) == 1:
-        sources["lower_data"] = sources.pop("lower_data 0")
-    for name, tree in sources.items():
-        rows = tree.rows if isinstance(tree, (Shared, PerBlock)) else tree
-        for path, leaf in jax.tree_util.tree_leaves_with_path(rows):
-            if jnp.issubdtype(leaf.dtype, jnp.floating) and not _finite(leaf):
-                row, count = map(int, _bad_slots(leaf))
-                where = f"{name}{jax.tree_util.keystr(path)}"
-                others = f", and {count - 1} other rows" if count > 1 else ""
-                return f"row {row} of {where} is not finite{others}"
-    return ""
 
 
 def _moved(state: State, broken: list[Any]) -> bool:

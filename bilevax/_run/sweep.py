@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from bilevax._problem.finite import check_finite
 from bilevax._problem.problem import Problem
 from bilevax._problem.row_means import check_row_means
 from bilevax._problem.sampling import Sampling, as_sampling
@@ -160,6 +161,8 @@ def sweep(
         made = solver(**{name: column[row].item() for name, column in columns.items()})
         checks.solver(made, AbstractSolver)
         made.check(problems[0], sampler)
+    for one in problems:
+        check_finite(one, x0, y0)
     check_row_means(problems[0], x0, y0)
     check_feasible(problems[0], y0)
     first = solver(**{name: column[0].item() for name, column in columns.items()})

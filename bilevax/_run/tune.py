@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax import Array
 
+from bilevax._problem.finite import check_finite
 from bilevax._problem.problem import Problem
 from bilevax._problem.row_means import check_row_means
 from bilevax._problem.sampling import Sampling, as_sampling
@@ -175,6 +176,7 @@ def tune(
     for made in solvers:
         checks.solver(made, AbstractSolver)
         made.check(problem, sampler)
+    check_finite(problem, x0, y0)
     check_row_means(problem, x0, y0)
     check_feasible(problem, y0)
     require_slot_per_block(problem, "tune")

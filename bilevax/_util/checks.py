@@ -97,10 +97,23 @@ def is_traced(value: Any) -> bool:
     return isinstance(value, Tracer)
 
 
+def real_array(name: str, value: Any) -> np.ndarray:
+    """An array of real numbers that are known when it is made."""
+    if is_traced(value):
+        raise TypeError(f"{name} must be known when it is given, got an array that is traced by jax")
+    try:
+        array = np.asarray(value)
+    except ValueError:  # a ragged list
+        array = np.asarray(None)
+    if not (jnp.issubdtype(array.dtype, jnp.floating) or jnp.issubdtype(array.dtype, jnp.integer)):
+        raise TypeError(f"{name} must hold real numbers, got {value!r}")
+    return array.astype(float)
+
+
 def number(name: str, value: Any, least: float, *, zero: bool = True, high: float | None = None) -> None:
     """One finite number from `least` (above it, if `zero` is False) to `high`; traced ones pass."""
-    if callable(value) or np.ndim(value) != 0:
-        got = type(value).__name__ if callable(value) else f"shape {np.shape(value)}"
+    if callable(value) or isinstance(value, (list, tuple)) or np.ndim(value) != 0:
+        got = f"shape {value.shape}" if hasattr(value, "shape") else type(value).__name__
         raise TypeError(f"{name} must be a number, got {got}")
     coefficient(name, value, low=least, high=high, zero=zero, optional=False, kinds="a number")
 
@@ -218,6 +231,13 @@ def traced(name: str, function: Callable[..., Any], **arguments: Any) -> Any:
         why = f". batch is None because no {rows} was given" if arguments.get("batch", ()) is None else ""
         why = f". {_KEYS}" if "string indexing" in str(error) else why
         raise kind(f"{name} fails when it is called as {called} with {given}: {error}{why}") from error
+
+
+def kind_of(value: Any) -> str:
+    """What a value is, in a few words."""
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    return "an array" if hasattr(value, "shape") else type(value).__name__
 
 
 def _shapes(tree: PyTree) -> str:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bilevax._problem.finite import check_start
 from bilevax._problem.levels import Level
 from bilevax._problem.lookups import check_tables
 from bilevax._problem.problem import Problem
@@ -43,6 +44,7 @@ def checked_start(
 ) -> tuple[PyTree, dict[str, PyTree], frozenset[str]]:
     """x and what is stored of y, checked, and the mean levels that start from their first batch."""
     x = checks.floating("x0", x0)
+    check_start("x0", x)
     given = dict.fromkeys(problem.levels) if y0 is None else problem.split("y0", y0)
     block, upper, lower = _one_block(problem, sampler)
     check_tables(problem.tables, x, block, problem.by_source(upper, lower))
@@ -159,6 +161,7 @@ def _with_slots(label: str, value: PyTree, slots: int, kind: str) -> PyTree:
             f"axis of {slots} slots, got None"
         )
     tree = checks.floating(label, value)
+    check_start(label, tree, slots=True)
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if leaf.ndim == 0 or leaf.shape[0] != slots:
             raise ValueError(
