@@ -78,7 +78,7 @@ class GroupedClassifier(ClassifierMixin, GroupedModel):
         prior_groups: int = 20_000,
         unseen: str = "prior",
         max_iter: int = 200,
-        tol: float = 1e-4,
+        tol: float = 3e-4,
         progress: Any = None,
         raise_on_interrupt: bool = True,
         random_state: Any = None,

@@ -51,7 +51,7 @@ _NONE = -9.0  # added to the logarithm of a strength: none
 # all: more would take longer and tell little more.
 _FOLDED, _FOLDED_ROWS = 10, 1_000
 _COMPARED = 100  # groups that starts are compared on, where that takes Newton steps
-_OF_PART = 1e-4  # the tolerance on a part of the groups, unless it is larger on all
+_OF_PART = 1e-4  # the least tolerance on a part of the groups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,10 +174,12 @@ def learn(
     x = next(fine, ranked[0])
     weight = unit / panel.weight.sum()
     way = _Way(prior, x, panel.known, weight, max_iter, bx.make_progress(progress, max_iter))
+    # On a part, F is off by chance as many times as much as the part is smaller: to go on there helps nothing.
+    of_part = max(tol * whole.blocks.count / few.blocks.count, _OF_PART)
     with way.display:
         for judge in [few, whole] if few is not whole else [whole]:
             if not way.interrupted:
-                way.descend(judge, tol if judge is whole else max(tol, _OF_PART))
+                way.descend(judge, tol if judge is whole else of_part)
     if not (np.diff(panel.offsets) > 1).any():
         way.x = way.x | {"scale": way.x["scale"] + _NONE}  # nothing tells how much groups differ
     outcome = bx.Outcome.INTERRUPTED if way.interrupted else bx.Outcome.FINISHED

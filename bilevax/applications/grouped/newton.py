@@ -23,7 +23,7 @@ from bilevax.applications.grouped.tiles import chunks
 
 _NEWTON_STEPS = 50
 _SHORTENED = (0.3, 0.1, 0.03, 0.01, 0.001)
-_NEARLY = 5e-2  # a last step of this size leaves an error of its square, which F does not see to first order
+_NEARLY = 0.15  # a last step of this size leaves an error of its square, which F does not see to first order
 _UNSOLVED = 1e-2  # of g, by which one more step would lower it
 _WRONG = 0.1  # of f: the most that it may be wrong by, as w is off
 _GAIN = 0.2  # of the expected decrease: the least that a whole step must have
