@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
-from benchmarks import suite
+from benchmarks import against, peers, suite
 from scripts import evidence
 
 
@@ -29,6 +31,22 @@ def test_times_are_the_microseconds_in_the_files_of_all_rounds():
 
     assert suite.rounds_of([files(2.0), files(2.5)]) == {"a8a kernel": [2.0, 2.5]}
     assert suite.rounds_of([]) == {}
+    assert suite.rounds_of([files(2.0)]) == {}  # its noise is not known
+
+
+def test_paths_of_the_caller_are_kept(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    assert suite._environment()["PYTHONPATH"] == f"{suite.ROOT}{os.pathsep}/somewhere"
+    monkeypatch.delenv("PYTHONPATH")
+    assert suite._environment()["PYTHONPATH"] == str(suite.ROOT)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_peers_that_are_not_installed_are_left_out_and_named(installed, monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: installed or None)
+    found = peers.fastest_installed()
+    assert set(found) == (set(peers.FAST) if installed else set(peers.FAST) - set(peers.TORCH_PEERS))
+    assert ("torch and torchopt" in capsys.readouterr().out) != installed
 
 
 def test_a_part_that_fails_or_takes_too_long_is_named(tmp_path):
@@ -69,3 +87,21 @@ def test_the_latest_record_of_the_same_machine_counts(tmp_path):
         (tmp_path / f"{name}.json").write_text(json.dumps(record))
     assert suite.latest(tmp_path, {"commit": "d", "machine": "m"}) == tmp_path / "b.json"
     assert suite.latest(tmp_path / "nothing", {"commit": "d", "machine": "m"}) is None
+
+
+def test_tables_that_are_joined_say_how_long_their_runs_took(tmp_path, monkeypatch):
+    files = []
+    for number, method in enumerate(["SOBA", "MMBO"], 1):
+        folder = tmp_path / method
+        folder.mkdir()
+        files.append(folder / "against.csv")
+        files[-1].write_text(f"method,µs per step\n{method},10\n", encoding="utf-8")
+        settings = {"options": {"methods": method}, "seconds": 100.5 * number}
+        (folder / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
+    together = tmp_path / "both"
+    monkeypatch.setattr("sys.argv", ["against", "--join", *map(str, files), "--out", str(together)])
+    against.main()
+    settings = json.loads((together / "settings.json").read_text(encoding="utf-8"))
+    assert settings["seconds"] == 301.5
+    assert [run["methods"] for run in settings["runs"]] == ["SOBA", "MMBO"]
+    assert "MMBO,10\nSOBA,10" in (together / "against.csv").read_text(encoding="utf-8").replace("\r", "")
