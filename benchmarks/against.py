@@ -116,7 +116,10 @@ def joined(files: list[Path]) -> list[dict[str, Any]]:
 def facts(files: list[Path]) -> dict[str, Any]:
     """What the settings of several runs say together: each with its options, and all their seconds."""
     runs = [json.loads(path.with_name("settings.json").read_text(encoding="utf-8")) for path in files]
-    return {"runs": [run["options"] for run in runs], "seconds": round(sum(run["seconds"] for run in runs), 1)}
+    return {
+        "runs": [run["options"] for run in runs],
+        "seconds": round(sum(run["seconds"] for run in runs), 1),
+    }
 
 
 def main() -> None:
