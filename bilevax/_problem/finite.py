@@ -25,6 +25,7 @@ PyTree = Any
 
 _seen: dict[int, weakref.ref[Any]] = {}  # arrays that were found finite, by id
 _on_device = jax.jit(all_finite)
+_LARGE = 2**20  # entries: fewer are fetched from an accelerator sooner than a program is compiled for them
 
 
 class NotFinite(NamedTuple):
@@ -188,8 +189,8 @@ def _all_finite(leaf: Any) -> bool:
     seen = _seen.get(id(leaf))
     if seen is not None and seen() is leaf:
         return True
-    here = isinstance(leaf, jax.Array) and jax.default_backend() != "cpu"
-    found = bool(_on_device(leaf) if here else np.isfinite(np.asarray(leaf)).all())
+    there = isinstance(leaf, jax.Array) and leaf.size > _LARGE and jax.default_backend() != "cpu"
+    found = bool(_on_device(leaf) if there else np.isfinite(np.asarray(leaf)).all())
     if found and isinstance(leaf, jax.Array):
         key = id(leaf)
         _seen[key] = weakref.ref(leaf, lambda _: _seen.pop(key, None))
