@@ -60,19 +60,23 @@ class NotFinite(NamedTuple):
 def check_start(name: str, tree: PyTree, *, slots: bool = False) -> None:
     """Raises unless all entries of an argument are finite, as far as they are known.
 
+    Tables of other libraries and masked arrays are no arrays of JAX, and are refused as well.
+
     Args:
       name: of the argument.
       tree: its arrays.
       slots: whether the leading axis counts slots.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        where = name + jax.tree_util.keystr(path)
+        if hasattr(leaf, "to_numpy") or isinstance(leaf, np.ma.MaskedArray):
+            raise TypeError(f"{where} must be a floating array, got {type(leaf).__name__}")
         if is_unknown(leaf) or _all_finite(leaf):
             continue
         array = np.asarray(leaf)
         place = tuple(map(int, np.argwhere(~np.isfinite(array))[0]))
         slot, rest = (f" in slot {place[0]}", place[1:]) if slots and place else ("", place)
         at = f" at {list(rest)}" if rest else ""
-        where = name + jax.tree_util.keystr(path)
         raise ValueError(f"{where} must hold finite numbers, got {array[place]}{slot}{at}")
 
 
