@@ -108,14 +108,14 @@ def exponent(values: list[int], times: list[float]) -> float:
 
 
 @figures.styled
-def plot(results: dict[str, dict[int, dict[str, float]]], path: Path) -> None:
-    """Plots time over each size, on logarithmic axes."""
+def plot(results: dict[str, dict[int, dict[str, float]]]) -> Any:
+    """Time over each size, on logarithmic axes."""
     figure, axes = figures.panels(1, len(results))
     color, marker = figures.style_of("BSVRB v2")
     for axis, (name, rows) in zip(axes[0], results.items(), strict=True):
         axis.loglog(list(rows), [row["microseconds"] for row in rows.values()], f"{marker}-", color=color)
         axis.set(xlabel=name, ylabel="µs per step")
-    figures.save(figure, path)
+    return figure
 
 
 def markdown(results: dict[str, dict[int, dict[str, float]]]) -> str:
@@ -183,7 +183,9 @@ def main() -> None:
     (options.out / "growth.json").write_text(json.dumps(results, indent=2))
     (options.out / "growth.md").write_text(text)
     report.csv("growth", csv_rows(results))
-    plot(results, options.out / "growth.png")
+    sizes = ", ".join(f"{field} = {value:,}" for field, value in dataclasses.asdict(base).items())
+    caption = f"Time per step of BSVRB v2 over {', '.join(results)}; {sizes} where they do not vary."
+    report.figure("growth", plot(results), f"{caption} Best of {options.turns} turns.")
     report.finish()
 
 

@@ -8,7 +8,8 @@ the solutions by the implicit function theorem, and updates x with optax's Adam:
 - "blocks": 10 blocks, all their rows;
 - "mini-batch": 10 blocks, 2,048 training rows and 512 validation rows.
 
-`benchmarks.torch_peers` has more peers, which need PyTorch.
+`benchmarks.torch_peers` has more peers, which need PyTorch; `--fast` takes the fastest of both, as far as
+they are installed.
 
 The steps of each method are tuned with the same effort. F is computed afterwards, outside the measured time,
 exactly and for every tenth block (all blocks would take minutes per point). On a busy machine `--processor`
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import importlib.util
 import json
 import time
 from collections.abc import Callable
@@ -43,6 +45,7 @@ from bilevax.experiments.report import Report, command_line
 BLOCKS, TENTH = 100, 10
 PEERS = {"all": (BLOCKS, None, None), "blocks": (10, None, None), "mini-batch": (10, 2048, 512)}
 TORCH_PEERS = ("torch-blocks", "torch-mini-batch", "torch-unrolled")
+FAST = ("blocks", "torch-blocks", "torch-mini-batch")  # the others are far slower
 PEER_STEPS = (0.1, 0.3, 1.0, 3.0)  # of Adam
 
 
@@ -269,6 +272,14 @@ def check_torch(split: hyperopt.SparseSplit, blocks: int = 3) -> float:
     return apart
 
 
+def fastest_installed() -> list[str]:
+    """The fastest peers, as far as they are installed; says which are not."""
+    missing = [name for name in ("torch", "torchopt") if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"without the peers that need {' and '.join(missing)}: pip install 'bilevax[torch]'")
+    return [name for name in FAST if name not in TORCH_PEERS or not missing]
+
+
 def run_torch(split: hyperopt.SparseSplit, name: str, budget: float, clock: Clock) -> list[Track]:
     """A PyTorch peer, with each of its settings."""
     from benchmarks import torch_peers
@@ -283,10 +294,13 @@ def main() -> None:
         "--seconds", type=float, default=40.0, help="time of a peer's run; ours have a tenth of it"
     )
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=[*PEERS, *TORCH_PEERS])
+    parser.add_argument("--fast", action="store_true", help="the fastest peers that are installed")
     parser.add_argument("--solve", action="store_true", help="time the exact solution of y at the start only")
     parser.add_argument("--processor", action="store_true", help="count seconds of the processor")
     parser.add_argument("--out", type=Path, default=Path("results"))
     options = parser.parse_args()
+    if options.fast:
+        options.peers = fastest_installed()
     clock = time.process_time if options.processor else time.perf_counter
     split = hyperopt.load("a8a")
     if set(options.peers) & set(TORCH_PEERS):

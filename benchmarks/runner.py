@@ -27,6 +27,7 @@ import numpy as np
 
 import bilevax as bx
 from benchmarks import hyperopt
+from bilevax.experiments.report import Report, command_line
 
 SOLVER = bx.BSVRBv2(upper_step=0.1)
 ARGUMENTS = {"blocks_per_step": 10, "batch_size": 32, "key": jax.random.key(0)}
@@ -129,6 +130,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("results"))
     options = parser.parse_args()
+    report = Report(options.out, command_line(options))
     if options.what == "overhead":
         found = overhead(options.steps or 240_000, options.turns)
         print(f"everything on / bare = {found['ratio']:.3f} (target: at most 1.05)")
@@ -140,8 +142,8 @@ def main() -> None:
         found = soak(options.steps or 1_000_000)
         print(f"memory grows by {found['growth']:.2%} after the first tenth (target: less than 2%)")
     print(json.dumps(found, indent=2))
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / f"runner_{options.what}.json").write_text(json.dumps(found, indent=2))
+    report.csv(f"runner_{options.what}", [found])
+    report.finish()
 
 
 if __name__ == "__main__":

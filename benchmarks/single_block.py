@@ -30,6 +30,7 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -214,6 +215,17 @@ def record_of(name: str, found: dict[str, Any], kept: Kept, options: argparse.Na
     }
 
 
+def _as_times(found: dict[str, dict[str, dict[str, float]]]) -> dict[str, Any]:
+    """Times in the form that `benchmarks.suite` reads."""
+    return {
+        name: {
+            method: {what: {"microseconds": took} for what, took in times.items()}
+            for method, times in methods.items()
+        }
+        for name, methods in found.items()
+    }
+
+
 def clock_of(options: argparse.Namespace) -> Callable[[], float]:
     """The clock of the measurements."""
     return time.perf_counter if options.clock == "wall" else time.process_time
@@ -261,10 +273,12 @@ def main(arguments: list[str] | None = None) -> None:
     known = [name for name in options.cases if _is_there(name)]
     if options.speed:
         rows: list[dict[str, Any]] = []
-        for name in known:
-            for method, times in speeds(case_of(name), options, clock_of(options)).items():
+        found = {name: speeds(case_of(name), options, clock_of(options)) for name in known}
+        for name, methods in found.items():
+            for method, times in methods.items():
                 row = {f"µs of a {what}": f"{took:.1f}" for what, took in times.items()}
                 rows.append({"problem": name, "method": method} | row)
+        (options.out / "speed.json").write_text(json.dumps(_as_times(found), indent=2))
         note = "Microseconds of one core, the least of six turns; a pass looks at all rows."
         report.table("speed", rows, "Time of a step at one block", note)
     else:

@@ -174,38 +174,45 @@ def _weighted_lower(x, y, block, batch):
 
 
 class Weighted:
-    """h, with y(x) by L-BFGS."""
+    """h, with y(x) by L-BFGS, in coordinates in which the Hessian is near the identity.
+
+    With weights of ½ and even chances of 10 classes it would be 0.045 rowsᵀ rows / n + 0.01.
+    """
 
     def __init__(self, rows: np.ndarray, labels: np.ndarray, held: np.ndarray, held_labels: np.ndarray):
         self.rows, self.held, self.held_labels = rows, held, held_labels
         self.one_hot = np.eye(10, dtype=np.float32)[labels]
         self.labels, self.last = labels, np.zeros((rows.shape[1], 10))
+        squares, directions = np.linalg.eigh((rows.T @ rows).astype(float) / len(rows))
+        self.curvature, self.directions = np.sqrt(0.045 * np.maximum(squares, 0) + RIDGE), directions
 
     def value(self, x: Any, y: Any) -> float:
-        logits = self.held @ self.solve(x, y, 1e-6)
+        logits = self.held @ self.solve(x, y, 3e-6)
         return float(-log_softmax(logits, 1)[np.arange(len(logits)), self.held_labels].mean())
 
     def solve(self, x: Any, y: Any, tolerance: float) -> np.ndarray:
         """y(x)."""
         weight = expit(np.asarray(x, float)) / len(self.rows)
+        scaled = self.directions / self.curvature
 
         def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
-            y = flat.reshape(-1, 10)
+            y = scaled @ flat.reshape(-1, 10)
             logits = (self.rows @ y.astype(np.float32)).astype(float)
             loss = -log_softmax(logits, 1)[np.arange(len(logits)), self.labels]
             slope = weight[:, None] * (softmax(logits, 1) - self.one_hot)
             gradient = (self.rows.T @ slope.astype(np.float32)).astype(float) + RIDGE * y
-            return float(weight @ loss + 0.5 * RIDGE * np.sum(y * y)), gradient.ravel()
+            return float(weight @ loss + 0.5 * RIDGE * np.sum(y * y)), (scaled.T @ gradient).ravel()
 
+        start = self.curvature[:, None] * (self.directions.T @ np.asarray(y, float).reshape(-1, 10))
         found = minimize(
-            objective, np.asarray(y, float).ravel(), jac=True, method="L-BFGS-B",
+            objective, start.ravel(), jac=True, method="L-BFGS-B",
             options={"maxiter": 300, "maxcor": 20, "gtol": tolerance, "ftol": 1e-13},
         )  # fmt: skip
-        return found.x.reshape(-1, 10)
+        return scaled @ found.x.reshape(-1, 10)
 
     def value_and_gradient(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         """h and its gradient; v by conjugate gradients."""
-        self.last = y = self.solve(x, self.last, 1e-7)
+        self.last = y = self.solve(x, self.last, 1e-6)
         weight, p = expit(x) / len(self.rows), softmax(self.rows @ y.astype(np.float32), 1)
         logits = self.held @ y
         right = self.held.T @ (softmax(logits, 1) - np.eye(10)[self.held_labels]) / len(logits)

@@ -1,9 +1,11 @@
 """All benchmarks in one command, kept with commit and machine, and compared with another commit's.
 
 `make bench` runs `python -m benchmarks.suite`. Each part is a process of its own, with a limit in minutes;
-the limits add up to an hour. A part that takes longer, or fails, is named and left out. Times per step are
-taken in two rounds, and how far these differ is their noise. The record goes to results/bench/COMMIT.json
-and .md.
+the limits add up to an hour, and two quiet cores need less than half of it. A part that takes longer, or
+fails, is named and left out. Most parts take two rounds, and how far these differ is the noise of their
+times; those of one round are reported, but not compared. The record goes to results/bench/COMMIT.json and
+.md; what the last round of a part wrote stays in results/bench/PART, where
+`python -m scripts.evidence keep results/bench/step step "make bench BENCH=step"` takes it from.
 
 Then the times are compared with those of the latest record of another commit on the same machine
 (`--against FILE` for a given one): what is slower by more than the noise of both is listed, and the command
@@ -16,9 +18,10 @@ import argparse
 import json
 import os
 import platform
+import shutil
+import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,41 +40,52 @@ class Part(NamedTuple):
 
 
 PARTS = {
+    "first_result": Part(("benchmarks.first_result", "--rounds", "2"), 3, 2),
     "step": Part(("benchmarks.step", "--turns", "8"), 4, 2),
-    "growth": Part(("benchmarks.growth", "--turns", "3", "--seconds", "0.1"), 4, 2),
-    "lazy_x": Part(("benchmarks.lazy_x", "--turns", "8", "--seconds", "0.1"), 3, 2),
-    "launches": Part(("benchmarks.launches", "--rows", "indicators", "--turns", "3"), 3),
-    "speedup": Part(("benchmarks.speedup", "--seeds", "4"), 6),
-    "memory": Part(("benchmarks.memory",), 5),
-    "runner": Part(("benchmarks.runner", "overhead", "--turns", "3"), 4),
-    "peers": Part(("benchmarks.peers", "--seconds", "12"), 10),
-    "single_block": Part(
+    "growth": Part(
         (
-            *("benchmarks.single_block", "a8a", "w8a", "mnist"),
-            *("--seconds", "2", "--tune-seconds", "0.3", "--seeds", "1"),
+            *("benchmarks.growth", "--sizes", "m", "d_x", "d_y", "--most", "1000000"),
+            *("--turns", "5", "--seconds", "0.1"),
         ),
-        10,
+        3,
+        2,
     ),
+    "lazy_x": Part(("benchmarks.lazy_x", "--turns", "8", "--seconds", "0.1"), 3, 2),
+    "launches": Part(("benchmarks.launches", "--methods", "BSVRBv2", "SOBA", "--turns", "3"), 2, 2),
+    "single_block": Part(("benchmarks.single_block", "a8a", "w8a", "--speed"), 3, 2),
+    "speedup": Part(("benchmarks.speedup", "--seeds", "4", "--sizes", "1", "4", "16"), 5),
+    "memory": Part(("benchmarks.memory",), 4),
+    "runner": Part(("benchmarks.runner", "overhead", "--turns", "2"), 3),
+    "peers": Part(("benchmarks.peers", "--seconds", "8", "--fast"), 10),
 }
 
 
-def run(part: Part) -> tuple[list[dict[str, Any]], str, str]:
-    """The figures of every round, the Markdown of the last one, and what went wrong."""
+def run(part: Part, folder: Path) -> tuple[list[dict[str, Any]], str, str]:
+    """The figures of every round, the Markdown of the last one, and what went wrong.
+
+    The folder is emptied first, and holds what the last round wrote.
+    """
     found: list[dict[str, Any]] = []
     text = ""
     for _ in range(part.rounds):
-        with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, "-m", *part.arguments, "--out", folder]
-            try:
-                subprocess.run(command, cwd=ROOT, check=True, timeout=60 * part.minutes, env=_environment())
-            except subprocess.TimeoutExpired:
+        shutil.rmtree(folder, ignore_errors=True)
+        command = [sys.executable, "-m", *part.arguments, "--out", str(folder.absolute())]
+        # A group of its own, so that processes that it starts end with it.
+        running = subprocess.Popen(command, cwd=ROOT, env=_environment(), start_new_session=True)
+        try:
+            status = running.wait(60 * part.minutes)
+        except BaseException as error:
+            os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+            if isinstance(error, subprocess.TimeoutExpired):
                 return found, text, f"took more than {part.minutes:g} minutes"
-            except subprocess.CalledProcessError as error:
-                return found, text, f"ended with {error.returncode}"
-            files = {path.stem: json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))}
-            pages = [path.read_text() for path in sorted(Path(folder).glob("*.md"))]
-            found.append(files)
-            text = "\n".join(pages) or f"```json\n{json.dumps(files, indent=1)}\n```"
+            raise
+        if status != 0:
+            return found, text, f"ended with {status}"
+        files = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+        pages = [path.read_text() for path in sorted(folder.glob("*.md"))]
+        found.append(files)
+        text = "\n".join(pages) or f"```json\n{json.dumps(files, indent=1)}\n```"
     return found, text, ""
 
 
@@ -87,9 +101,11 @@ def times(files: Any, path: str = "") -> dict[str, float]:
 
 
 def rounds_of(found: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """Every time, in all rounds of a part; the names of its files are left out."""
+    """Every time, in all rounds of a part; the names of its files are left out. One round has no noise."""
+    if len(found) < 2:
+        return {}
     each = [times({name: one for file in files.values() for name, one in _by_name(file)}) for files in found]
-    return {name: [one[name] for one in each] for name in each[0]} if each else {}
+    return {name: [one[name] for one in each] for name in each[0]}
 
 
 def slower(new: dict[str, list[float]], old: dict[str, list[float]]) -> list[str]:
@@ -98,6 +114,8 @@ def slower(new: dict[str, list[float]], old: dict[str, list[float]]) -> list[str
     Example:
       >>> slower({"a": [12.0, 12.1], "b": [10.0, 14.0]}, {"a": [10.0, 10.1], "b": [9.0, 9.1]})
       ['a: 12.0 µs, before 10.0 µs: 1.20 times, noise 5%']
+      >>> slower({"a": [2e6, 2e6]}, {"a": [1e6, 1e6]})
+      ['a: 2.00 s, before 1.00 s: 2.00 times, noise 5%']
     """
     found = []
     for name in sorted(set(new) & set(old)):
@@ -105,10 +123,14 @@ def slower(new: dict[str, list[float]], old: dict[str, list[float]]) -> list[str
         ratio = min(new[name]) / min(old[name])
         if ratio > 1 + noise:
             found.append(
-                f"{name}: {min(new[name]):.1f} µs, before {min(old[name]):.1f} µs: {ratio:.2f} times, "
-                f"noise {100 * noise:.0f}%"
+                f"{name}: {_duration(min(new[name]))}, before {_duration(min(old[name]))}: {ratio:.2f} "
+                f"times, noise {100 * noise:.0f}%"
             )
     return found
+
+
+def _duration(microseconds: float) -> str:
+    return f"{microseconds:.1f} µs" if microseconds < 1e5 else f"{microseconds / 1e6:.2f} s"
 
 
 def machine() -> str:
@@ -168,7 +190,7 @@ def main() -> None:
     pages = [f"# Benchmarks of {record['commit']}", "", record["machine"]]
     for name in options.parts:
         began = time.monotonic()
-        found, text, wrong = run(PARTS[name])
+        found, text, wrong = run(PARTS[name], options.out / name)
         minutes = (time.monotonic() - began) / 60
         record["minutes"][name] = round(minutes, 1)
         record["times"] |= {f"{name}: {where}": values for where, values in rounds_of(found).items()}
@@ -191,7 +213,8 @@ def _by_name(file: Any) -> list[tuple[str, Any]]:
 
 
 def _environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(ROOT)}
+    more = os.environ.get("PYTHONPATH")
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *([more] if more else [])])}
 
 
 if __name__ == "__main__":

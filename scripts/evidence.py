@@ -11,18 +11,26 @@ to its README with the command and the last commit.
     <!-- evidence: restarts/restarts.csv -->
 
 Then every cell that is a figure (5, .0622, 3.5e-4, 579 ± 105) must be that of the CSV file, rounded as in the
-table, and the figures of one row must be found in one or two rows of the file. Everywhere else, a row of a
-table or a paragraph that links to a folder of evidence is compared too: its figures with ± must be in some
-table of it. A table of measured figures without a mark must be in a section that docs/evidence/README.md
-lists under "Not kept", with the command that wrote it.
+table, and the figures of one row must be found in one or two rows of the file.
+
+Everywhere else, in a paragraph or in a row of another table, every figure with a decimal point, an exponent
+or ± must be in a file of evidence, rounded alike: of the folders that the paragraph or the row links to, or
+else of those that its section names. Figures within code are settings, and are not compared. What is in no
+file must be said in a comment of the section:
+
+    <!-- derived: 1.02 = 22.9 / 22.4 -->             the result of figures that are in its files
+    <!-- given: 0.2 0.3; noise levels -->            no measurement of ours; why
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import csv
 import itertools
 import json
+import math
+import operator
 import re
 import shutil
 import subprocess
@@ -35,104 +43,163 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "evidence"
 KEPT = (".csv", ".md", ".png", ".pdf")
 MOST_BYTES = 5_000_000
+MOST_ROWS = 200  # of a table whose figures a text may have
 
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 _FIGURE = re.compile(rf"({_NUMBER})(?: ± ({_NUMBER}))?")
 _MARK = re.compile(r"<!-- evidence: (\S+) -->")
+_GIVEN = re.compile(r"<!-- given: ([^;]+);.+?-->", re.DOTALL)
+_DERIVED = re.compile(r"<!-- derived: (.+?) -->", re.DOTALL)
 _LINK = re.compile(r"\]\((?:docs/)?evidence/([\w-]+)\)")
-_LISTED = re.compile(r"\| \[([\w.]+)\]\([^)]*\) \| ([^|]+) \| `[^`]+`.*")
-_FEW = 3  # figures with a decimal point or ± make a table one of measurements
+_NOT_COMPARED = re.compile(r"<!--.*?-->|`[^`]*`|\]\([^)]*\)", re.DOTALL)
+_OPERATIONS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 
 Figure = tuple[Decimal, ...]  # a number, or a number and its ± part
 
 
 class Problem(NamedTuple):
-    """A place in a document whose figures are not those of its evidence, or have none."""
+    """A place in a document with figures that no evidence has."""
 
     document: str
     line: int
     text: str
-    evidence: str | None
+    evidence: str
 
     def __str__(self) -> str:
-        wrong = f"not the figures of {self.evidence}" if self.evidence else "a table without evidence"
-        return f"{self.document}:{self.line}: {wrong}: {self.text}"
+        return f"{self.document}:{self.line}: not the figures of {self.evidence}: {self.text}"
+
+
+class Section(NamedTuple):
+    """The lines from one heading to the next, without code, and the number of the first."""
+
+    first: int
+    lines: list[str]
+
+
+class Sources(NamedTuple):
+    """Folders of evidence by name, and figures that a section gives beside them."""
+
+    names: list[str]
+    beside: list[Figure]
 
 
 def check(documents: list[Path], folder: Path = FOLDER) -> list[Problem]:
-    """The rows and paragraphs that differ from their evidence, and the tables that have none."""
-    listed = not_kept(folder)
+    """The rows and paragraphs with figures that differ from their evidence, or have none."""
     return [
-        problem
+        Problem(path.name, *found)
         for path in documents
-        for problem in (*_document_problems(path, folder), *_without_evidence(path, listed))
+        for section in sections(path.read_text(encoding="utf-8"))
+        for found in _problems(section, folder)
     ]
 
 
-def not_kept(folder: Path = FOLDER) -> set[tuple[str, str]]:
-    """The pages and sections with tables whose files are not kept, from the README of the evidence."""
-    readme = folder / "README.md"
-    lines = readme.read_text(encoding="utf-8").splitlines() if readme.exists() else []
-    return {(found[1], found[2].strip()) for line in lines if (found := _LISTED.fullmatch(line))}
+def sections(text: str) -> Iterator[Section]:
+    """The sections of a page."""
+    section, fenced = Section(1, []), False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith("#") and not fenced:
+            yield section
+            section = Section(number, [])
+        fence = line.startswith("```")
+        section.lines.append("" if fence or fenced or line.startswith(("    ", "#")) else line)
+        fenced ^= fence
+    yield section
 
 
-def measured_tables(path: Path) -> Iterator[tuple[int, str, str]]:
-    """The line, the section and the head of every table of measurements without a mark."""
-    section, lines = "", path.read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines):
-        if line.startswith("#"):
-            section = line.strip("# ")
-        if not line.startswith("|") or lines[number - 1].startswith("|"):
-            continue
-        marked = any(_MARK.fullmatch(before.strip()) for before in lines[max(0, number - 2) : number])
-        rows = itertools.takewhile(lambda row: row.startswith("|"), lines[number:])
-        if not marked and sum(map(_measured, [one for row in rows for one in cell_figures(row)])) >= _FEW:
-            yield number + 1, section, line
+def _problems(section: Section, folder: Path) -> Iterator[tuple[int, str, str]]:
+    """The number of a line, its text, and the evidence that does not have its figures."""
+    text = "\n".join(section.lines)
+    marked = _MARK.findall(text)
+    names = [*dict.fromkeys([*(source.split("/")[0] for source in marked), *_LINK.findall(text)])]
+    given = [figure for found in _GIVEN.findall(text) for figure in text_figures(found)]
+    sources, number = Sources(names, given), section.first
+    for equation in _DERIVED.findall(text):
+        result, holds = _derived(equation, sources, folder)
+        if not holds:
+            yield section.first, equation, ", ".join(names)
+        sources.beside.append(result)
+    source = None
+    for kind, lines in itertools.groupby(section.lines, _kind):
+        part = list(lines)
+        if kind == "mark":
+            source = _MARK.findall(part[-1])[-1]
+            if not (folder / source).is_file():
+                yield number, "there is no such file", source
+                source = None
+        elif kind == "table":
+            for place, row in enumerate(part, number):
+                if source is None:
+                    yield from _linked(place, row, sources, folder)
+                elif not _covered(cell_figures(row), _rows(folder / source)):
+                    yield place, row, source
+            source = None
+        elif kind == "text":
+            source = None
+            yield from _linked(number, "\n".join(part), sources, folder)
+        number += len(part)
+
+
+def _kind(line: str) -> str:
+    if _MARK.fullmatch(line.strip()):
+        return "mark"
+    return "table" if line.startswith("|") else "text" if line.strip() else "nothing"
+
+
+def _linked(number: int, text: str, sources: Sources, folder: Path) -> Iterator[tuple[int, str, str]]:
+    """Measured figures must be in the folders that a text links to, or in those of its section."""
+    names = _LINK.findall(text) or sources.names
+    known = _known(names, folder) | set(sources.beside)
+    for match in _FIGURE.finditer(_plain(_NOT_COMPARED.sub(" ", text))):
+        figure = _figure(match)
+        if _measured(figure) and not any(agree(figure, other) for other in known):
+            yield number, match[0], ", ".join(names) or "any evidence"
 
 
 def _measured(figure: Figure) -> bool:
     return len(figure) == 2 or int(figure[0].as_tuple().exponent) < 0
 
 
-def _without_evidence(path: Path, listed: set[tuple[str, str]]) -> Iterator[Problem]:
-    for line, section, head in measured_tables(path):
-        if (path.name, section) not in listed:
-            yield Problem(path.name, line, head, None)
+def _plain_number(figure: Figure) -> bool:
+    return not _measured(figure) and figure[0] <= 100
 
 
-def _document_problems(path: Path, folder: Path) -> Iterator[Problem]:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    source = None
-    for number, line in enumerate(lines, 1):
-        mark = _MARK.fullmatch(line.strip())
-        if mark:
-            source = mark[1]
-            if not (folder / source).is_file():
-                yield Problem(path.name, number, "there is no such file", source)
-                source = None
-        elif not line.startswith("|"):
-            source = source if not line.strip() and _MARK.fullmatch(lines[number - 2].strip()) else None
-            if number == 1 or not lines[number - 2].strip():  # a paragraph begins
-                yield from _linked(path, number, "\n".join(_paragraph(lines[number - 1 :])), folder)
-        elif source is not None:
-            if not _covered(cell_figures(line), _rows(folder / source)):
-                yield Problem(path.name, number, line, source)
-        else:
-            yield from _linked(path, number, line, folder)
+def _known(names: list[str], folder: Path) -> set[Figure]:
+    """The figures of the tables and of the settings in some folders; curves have nearly every figure."""
+    tables = [_rows(table) for name in names for table in (folder / name).glob("*.csv")]
+    found = {figure for rows in tables if len(rows) <= MOST_ROWS for row in rows for figure in row}
+    for name in names:
+        if (folder / name / "settings.json").exists():
+            found.update(text_figures((folder / name / "settings.json").read_text(encoding="utf-8")))
+    return found
 
 
-def _paragraph(lines: list[str]) -> Iterator[str]:
-    return itertools.takewhile(lambda line: line.strip() and not line.startswith("|"), lines)
+def _derived(equation: str, sources: Sources, folder: Path) -> tuple[Figure, bool]:
+    """The figure on the left of an equation, and whether the right side gives it from known figures."""
+    left, _, right = _plain(equation).partition(" = ")
+    figure, known = text_figures(left)[0], _known(sources.names, folder) | set(sources.beside)
+    tree = ast.parse(right, mode="eval").body
+    operands = [(Decimal(str(node.value)),) for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    held = all(any(agree(one, other) for other in known) for one in operands if not _plain_number(one))
+    return figure, held and agree(figure, (Decimal(_value(tree)),))
 
 
-def _linked(path: Path, number: int, text: str, folder: Path) -> Iterator[Problem]:
-    """Figures with ± in a text that links to evidence must be in one of the folders that it links to."""
-    names = _LINK.findall(text)
-    rows = [row for name in names for table in (folder / name).glob("*.csv") for row in _rows(table)]
-    known = [figure for row in rows for figure in row]
-    uncertain = [figure for figure in text_figures(text) if len(figure) == 2]
-    if names and not all(any(agree(one, other) for other in known) for one in uncertain):
-        yield Problem(path.name, number, text, ", ".join(names))
+def _value(node: ast.expr) -> float:
+    """The value of an expression of figures, sums, products and `log`."""
+    match node:
+        case ast.Constant(value=value):
+            return float(value)  # pyright: ignore[reportArgumentType]
+        case ast.BinOp(left=left, op=op, right=right):
+            return _OPERATIONS[type(op)](_value(left), _value(right))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand)
+        case ast.Call(func=ast.Name(id="log"), args=[argument]):
+            return math.log(_value(argument))
+    raise ValueError(f"an equation has figures, + - * / and log, got {ast.unparse(node)}")
 
 
 def cell_figures(line: str) -> list[Figure]:
@@ -191,7 +258,8 @@ def keep(results: Path, name: str, command: str, folder: Path = FOLDER) -> list[
     if size > MOST_BYTES:
         raise ValueError(f"results must be at most {MOST_BYTES:,} bytes, got {size:,} in {results}")
     target = folder / name
-    target.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(target, ignore_errors=True)  # what an earlier run wrote is not evidence of this one
+    target.mkdir(parents=True)
     kept = [Path(shutil.copy(path, target)) for path in (*chosen, results / "settings.json")]
     subject = subprocess.run(
         ["git", "log", "-1", "--format=%s"], capture_output=True, text=True, check=True, cwd=ROOT

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
-from benchmarks import against, suite
+from benchmarks import against, peers, suite
+from scripts import evidence
 
 
 def test_all_parts_together_have_an_hour():
@@ -28,12 +31,43 @@ def test_times_are_the_microseconds_in_the_files_of_all_rounds():
 
     assert suite.rounds_of([files(2.0), files(2.5)]) == {"a8a kernel": [2.0, 2.5]}
     assert suite.rounds_of([]) == {}
+    assert suite.rounds_of([files(2.0)]) == {}  # its noise is not known
 
 
-def test_a_part_that_fails_or_takes_too_long_is_named():
-    assert suite.run(suite.Part(("benchmarks.no_such_part",), 1.0)) == ([], "", "ended with 1")
+def test_paths_of_the_caller_are_kept(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    assert suite._environment()["PYTHONPATH"] == f"{suite.ROOT}{os.pathsep}/somewhere"
+    monkeypatch.delenv("PYTHONPATH")
+    assert suite._environment()["PYTHONPATH"] == str(suite.ROOT)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_peers_that_are_not_installed_are_left_out_and_named(installed, monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: installed or None)
+    found = peers.fastest_installed()
+    assert set(found) == (set(peers.FAST) if installed else set(peers.FAST) - set(peers.TORCH_PEERS))
+    assert ("torch and torchopt" in capsys.readouterr().out) != installed
+
+
+def test_a_part_that_fails_or_takes_too_long_is_named(tmp_path):
+    assert suite.run(suite.Part(("benchmarks.no_such_part",), 1.0), tmp_path) == ([], "", "ended with 1")
     late = suite.Part(("benchmarks.step",), 0.001)
-    assert suite.run(late)[2] == "took more than 0.001 minutes"
+    assert suite.run(late, tmp_path)[2] == "took more than 0.001 minutes"
+
+
+def test_what_a_part_writes_can_be_kept_as_evidence(tmp_path):
+    folder = tmp_path / "growth"
+    folder.mkdir()
+    (folder / "old.csv").write_text("1\n")
+    small = ("--sizes", "d_x", "--most", "100", "--turns", "1", "--seconds", "0.01")
+    (files,), text, wrong = suite.run(suite.Part(("benchmarks.growth", *small), 2.0), folder)
+    assert (wrong, "| size | value |" in text) == ("", True)
+    assert suite.times(files["growth"])
+    (tmp_path / "evidence").mkdir()
+    (tmp_path / "evidence" / "README.md").write_text("| folder |\n| --- |\n", encoding="utf-8")
+    kept = evidence.keep(folder, "growth", "make bench BENCH=growth", tmp_path / "evidence")
+    names = {"growth.csv", "growth.md", "growth.png", "growth.pdf", "captions.md", "settings.json"}
+    assert {path.name for path in kept} == names
 
 
 @pytest.mark.parametrize(("times", "status"), [([10.0], 0), ([20.0], 1)])

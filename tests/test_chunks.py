@@ -1,6 +1,5 @@
 """A chunk's loop as accelerators run it: in turns of fixed length, with the same steps."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +8,7 @@ from closed_forms import Quadratic
 
 import bilevax as bx
 from bilevax._run import chunks
-from bilevax._step.clocks import CompensatedSum
+from bilevax._util.hurried import HurriedJit
 
 CASE = Quadratic(m=4, d_x=3, d_y=2, rows=20)
 
@@ -23,32 +22,48 @@ def begin(upper_step=0.05, x0=CASE.x0):
 
 @pytest.fixture(scope="module")
 def loops():
-    """The loop as it is compiled for a CPU and for an accelerator."""
-    out = {}
-    for backend in ("cpu", "gpu"):
+    """Chunks as they are compiled for a CPU and for an accelerator: functions of solver, state and steps."""
 
-        @eqx.filter_jit
+    def on(backend):
+        advance = HurriedJit(chunks.chunk_program, kept=1)  # traced for this one alone
+
         def run(solver, state, steps):
-            total = CompensatedSum(jnp.zeros(()), jnp.zeros(()))
-            return chunks._loop(solver, CASE.problem, state, steps, total)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(jax, "default_backend", lambda: backend)
+                patch.setattr(chunks, "_advance", advance)
+                return chunks.compiled_chunk((solver, CASE.problem), state, steps)
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(jax, "default_backend", lambda backend=backend: backend)
-            run(*begin(), jnp.asarray(0))  # traced here
-        out[backend] = run
-    return out
+        return run
+
+    return {backend: on(backend) for backend in ("cpu", "gpu")}
+
+
+@pytest.mark.parametrize(
+    ("step", "steps", "legs"),
+    [
+        (0, 20, [(1, 20)]),
+        (0, 75, [(1, 32), (32, 32), (1, 11)]),
+        (32, 64, [(32, 64)]),
+        (40, 100, [(1, 24), (32, 64), (1, 12)]),
+        (40, 3, [(1, 3)]),
+        (64, 0, [(1, 0), (32, 0)]),
+    ],
+)
+def test_an_accelerator_takes_turns_of_32_steps_where_they_fit(step, steps, legs, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert chunks._legs(step, steps) == legs
 
 
 @pytest.mark.parametrize("steps", [0, 1, 31, 32, 33, 64, 75])
 def test_runs_of_steps_are_the_same_steps(loops, steps):
-    (one, total), (other, other_total) = (run(*begin(), jnp.asarray(steps)) for run in loops.values())
+    (one, total), (other, other_total) = (run(*begin(), steps) for run in loops.values())
     assert int(one.step) == int(other.step) == steps
     np.testing.assert_allclose(other.x, one.x, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(other_total.high, total.high, rtol=1e-5)
 
 
 def test_a_run_that_diverges_ends_within_its_32_steps(loops):
-    (exact, _), (late, total) = (run(*begin(1e6), jnp.asarray(10_000)) for run in loops.values())
+    (exact, _), (late, total) = (run(*begin(1e6), 10_000) for run in loops.values())
     assert 1 < int(exact.step) < 10_000
     assert int(exact.step) <= int(late.step) < int(exact.step) + chunks._TURN
     assert not np.isfinite(total.high)
@@ -56,5 +71,5 @@ def test_a_run_that_diverges_ends_within_its_32_steps(loops):
 
 def test_a_start_that_is_not_finite_ends_after_one_step(loops):
     for steps in (64, 100):
-        state, _ = loops["gpu"](*begin(x0=jnp.full_like(CASE.x0, jnp.nan)), jnp.asarray(steps))
+        state, _ = loops["gpu"](*begin(x0=jnp.full_like(CASE.x0, jnp.nan)), steps)
         assert int(state.step) == 1

@@ -12,7 +12,7 @@ FOLDERS = sorted(path for path in evidence.FOLDER.iterdir() if path.is_dir())
 README = (evidence.FOLDER / "README.md").read_text(encoding="utf-8")
 
 
-def test_every_marked_table_has_the_figures_of_its_evidence():
+def test_every_figure_of_the_docs_is_that_of_its_evidence():
     assert [str(problem) for problem in evidence.check(evidence.documents())] == []
 
 
@@ -23,7 +23,7 @@ def test_evidence_is_of_a_full_run_with_its_command_and_is_used(folder):
     row = next(line for line in README.splitlines() if f"]({folder.name})" in line)
     assert re.search(r"`(bilevax|python) ", row)
     texts = [path.read_text(encoding="utf-8") for path in evidence.documents()]
-    assert any(f"<!-- evidence: {folder.name}/" in text for text in texts)
+    assert any(f"evidence/{folder.name})" in text or f"evidence: {folder.name}/" in text for text in texts)
 
 
 def test_evidence_is_small():
@@ -91,7 +91,9 @@ def test_a_file_that_is_missing_is_found(folder):
 
 
 def test_a_mark_counts_for_the_next_table_only(folder):
-    assert problems(folder, "| v1 | 579 ± 105 |", "", "| another | table |", "| --- | --- |", "| 5.5 |") == []
+    rows = ["| v1 | 579 ± 105 |", "", "| another | table |", "| --- | --- |"]
+    assert problems(folder, *rows, "| 12 steps of 0.0622 |") == []  # its section's evidence has it
+    assert [problem.text for problem in problems(folder, *rows, "| 12 steps of 0.0623 |")] == ["0.0623"]
 
 
 def test_rows_that_link_to_evidence_are_compared_without_a_mark(folder):
@@ -102,34 +104,66 @@ def test_rows_that_link_to_evidence_are_compared_without_a_mark(folder):
     assert len(linked("579 ± 106")) == 1
 
 
+def said(folder, text, settings=None):
+    """What is wrong with a page that says so."""
+    if settings:
+        (folder / "evidence" / "one" / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
+    (folder / "page.md").write_text(text, encoding="utf-8")
+    return [(found.line, found.text) for found in evidence.check([folder / "page.md"], folder / "evidence")]
+
+
 def test_paragraphs_that_link_to_evidence_are_compared_over_their_lines(folder):
-    def said(figure):
-        (folder / "page.md").write_text(f"See\n[one](evidence/one):\n{figure} steps.\n\n9 ± 9 else.\n")
-        return evidence.check([folder / "page.md"], folder / "evidence")
-
-    assert said("579 ± 105") == []
-    assert [problem.line for problem in said("579 ± 106")] == [1]
+    page = "See\n[one](evidence/one):\n{} steps, .0622.\n"
+    assert said(folder, page.format("579 ± 105")) == []
+    assert said(folder, page.format("579 ± 106")) == [(1, "579 ± 106")]
+    assert said(folder, page.format("579 ± 105").replace(".0622", ".0623")) == [(1, ".0623")]
 
 
-def test_a_table_of_measurements_has_evidence_or_its_section_is_listed_with_a_command(folder):
-    rows = ["| v1 | 579.4 ± 105.1 |", "| v2 | .0622 |", "| v3 | 3.5e-4 |"]
-    (problem,) = problems(folder, *rows, mark="no mark")
-    assert (problem.line, problem.evidence) == (7, None)
-    assert "page.md:7: a table without evidence" in str(problem)
-    assert problems(folder, "| v1 | 5 |", "| v2 | 6 |", "| v3 | 7 |", mark="no mark") == []  # sizes, say
-    readme = folder / "evidence" / "README.md"
-    readme.write_text("| [page.md](../page.md) | Measured | `bilevax reproduce one` | an H200 |\n")
-    assert problems(folder, *rows, mark="no mark") == []
-    readme.write_text("| [page.md](../page.md) | Measured | by hand | an H200 |\n")
-    assert len(problems(folder, *rows, mark="no mark")) == 1
+def test_other_paragraphs_are_compared_with_the_evidence_of_their_section(folder):
+    page = "# Speed\n\n[one](evidence/one)\n\n- a\n- {} for all\n\n# More\n\n{}\n"
+    assert said(folder, page.format("0.0622", "5 of 6")) == []
+    assert said(folder, page.format("0.0632", "5 of 6")) == [(5, "0.0632")]
+    assert said(folder, page.format("0.0622", "0.0622")) == [(10, "0.0622")]  # no evidence there
 
 
-def test_every_section_that_is_listed_as_not_kept_has_such_a_table():
-    pages = {path.name: path for path in evidence.documents()}
-    known = {
-        (name, section) for name, path in pages.items() for _, section, _ in evidence.measured_tables(path)
-    }
-    assert evidence.not_kept() - known == set()
+def test_figures_of_settings_are_known_and_figures_within_code_are_not_compared(folder):
+    code = "`tau=0.77` [a 0.88](b0.99.md) <!-- 0.66 -->\n\n    x = 0.5\n\n```python\n# 0.4\nx = 0.3\n```\n"
+    page = f"[one](evidence/one) 0.125\n\n{code}"
+    assert said(folder, page) == [(1, "0.125"), (3, "0.88")]
+    assert said(folder, page, {"chance": 0.125, "quick": False}) == [(3, "0.88")]
+
+
+def test_a_curve_is_no_evidence_for_a_text(folder):
+    rows = "".join(f"{number},{number / 1000}\n" for number in range(1, 250))
+    (folder / "evidence" / "one" / "curve.csv").write_text(f"step,loss\n{rows}", encoding="utf-8")
+    assert said(folder, "[one](evidence/one) .123\n") == [(1, ".123")]
+
+
+def test_what_is_no_measurement_is_given_with_a_reason(folder):
+    assert said(folder, "A goal of 1.3.\n\n<!-- given: 1.3; a goal -->\n") == []
+    assert said(folder, "A goal of 1.3.\n\n<!-- given: 1.2; a goal -->\n") == [(1, "1.3")]
+    assert said(folder, "A goal of 1.3.\n\n<!-- given: 1.3 -->\n") == [(1, "1.3")]
+    assert said(folder, "# A\n\n<!-- given: 1.3; a goal -->\n\n# B\n\n1.3\n") == [(7, "1.3")]
+
+
+def test_derived_figures_are_computed_from_those_of_the_evidence(folder):
+    page = "[one](evidence/one)\n\n<!-- derived: {} -->\n\nThat is {} times.\n"
+    assert said(folder, page.format("3.22 = 1868 / 579.4", "3.22")) == []
+    assert said(folder, page.format("3.22 = 1868 / 579.4", "3.23")) == [(5, "3.23")]
+    assert said(folder, page.format("3.23 = 1868 / 579.4", "3.23")) == [(1, "3.23 = 1868 / 579.4")]
+    assert said(folder, page.format("3.21 = 1868 / 581.4", "3.21")) == [(1, "3.21 = 1868 / 581.4")]
+    assert said(folder, page.format("-1.69 = log(1868 / 579.4) / log(1 / 2)", "−1.69")) == []
+    with pytest.raises(ValueError, match=r"an equation has figures, .*got open\(0.0622\)"):
+        said(folder, page.format("1.5 = open(0.0622)", "1.5"))
+
+
+def test_the_figures_of_the_readme_are_compared(tmp_path):
+    text = (evidence.ROOT / "README.md").read_text(encoding="utf-8")
+    start = text.index("## Five figures")
+    for figure in re.findall(r"\d?\.\d+", text[start : text.index("\n[Performance]", start)]):
+        wrong = text[:start] + text[start:].replace(figure, f"{figure[:-1]}{(int(figure[-1]) + 5) % 10}")
+        (tmp_path / "README.md").write_text(wrong, encoding="utf-8")
+        assert evidence.check([tmp_path / "README.md"]), figure
 
 
 def test_full_runs_are_kept_and_quick_checks_are_not(folder, tmp_path):
@@ -141,9 +175,11 @@ def test_full_runs_are_kept_and_quick_checks_are_not(folder, tmp_path):
         (results / name).write_text("1\n")
     settings = {"quick": False, "seconds": 120, "device": "1 × cpu"}
     (results / "settings.json").write_text(json.dumps(settings))
-    for _ in range(2):  # kept again, it is listed once
-        kept = evidence.keep(results, "new", "bilevax reproduce new", folder / "evidence")
+    evidence.keep(results, "new", "bilevax reproduce new", folder / "evidence")
+    (folder / "evidence" / "new" / "old.csv").write_text("1\n")
+    kept = evidence.keep(results, "new", "bilevax reproduce new", folder / "evidence")  # is listed once
     assert {path.name for path in kept} == {"rows.csv", "curves.png", "settings.json"}
+    assert {path.name for path in (folder / "evidence" / "new").iterdir()} == {path.name for path in kept}
     text = (folder / "evidence" / "README.md").read_text(encoding="utf-8")
     assert text.count("[new](new) | `bilevax reproduce new` |") == 1
     assert text.endswith(f"\n\n{more}")

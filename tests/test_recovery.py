@@ -12,7 +12,7 @@ from closed_forms import Quadratic
 from test_checkpoint import same_bits, saved_steps
 
 import bilevax as bx
-from bilevax._run.minimize import _went_back_often
+from bilevax._run.ending import _went_back_often
 
 pytestmark = pytest.mark.filterwarnings("ignore::bilevax.RecoveryWarning", "ignore::bilevax.AccuracyWarning")
 UPPER = [

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks import single_block
+from benchmarks import single_block, single_block_cases
 from benchmarks.single_block_peers import Data, Peer, peer_advance, peer_start
 from benchmarks.single_block_runs import MARKS, Run
 
@@ -85,6 +85,28 @@ def test_saba_and_srba_have_no_noise_floor_and_soba_has():
         ends[name] = max(np.abs(one).max() for one in directions(*map(np.asarray, (now.x, now.y, now.v))))
     assert ends["SABA"] < 1e-5 > ends["SRBA"]
     assert ends["SOBA"] > 1e-2
+
+
+def test_the_lower_problem_of_the_cleaning_case_is_solved_in_few_iterations(monkeypatch):
+    size, minimize = (400, 30), single_block_cases.minimize
+    rows = (random.random(size) * np.geomspace(1, 1e-2, 30)).astype(np.float32)
+    labels = random.integers(0, 10, size[0])
+    found = []
+
+    def watched(*given, **more):
+        found.append(minimize(*given, **more))
+        return found[0]
+
+    monkeypatch.setattr(single_block_cases, "minimize", watched)
+    case = single_block_cases.Weighted(rows, labels, rows, labels)
+    x = random.normal(size=size[0])
+    y = case.solve(x, np.zeros((30, 10)), 1e-6)
+    chances = np.exp(rows @ y)
+    chances /= chances.sum(1, keepdims=True)
+    weight = 1 / (1 + np.exp(-x[:, None])) / size[0]
+    slope = rows.T @ (weight * (chances - np.eye(10)[labels])) + single_block_cases.RIDGE * y
+    assert np.abs(slope).max() < 1e-6
+    assert found[0].nit <= 12
 
 
 def test_the_times_of_steps_are_written_as_a_table(tmp_path, monkeypatch):

@@ -92,7 +92,7 @@ def test_short_runs_are_not_verified_unless_asked():
     case = Quadratic(m=4, rows=10, d_y=3, d_x=3)
 
     def run(steps, verify=None):
-        stop = bx.Stop(verify=verify)
+        stop = bx.Stop(verify=verify, finish=False)
         return bx.minimize(case.problem, case.x0, case.y0, steps=steps, progress=None, stop=stop).verification
 
     assert run(10) is None

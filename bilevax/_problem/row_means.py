@@ -24,6 +24,7 @@ from bilevax._problem.bits import CompactRows
 from bilevax._problem.problem import Problem
 from bilevax._problem.rows import PerBlock, Rows, Shared
 from bilevax._util import checks
+from bilevax._util.ahead import Ahead
 from bilevax._util.hurried import hurry
 
 PyTree = Any
@@ -117,8 +118,9 @@ def check_row_means(problem: Problem, x0: PyTree, y0: PyTree) -> None:
     if key in _passed:
         _passed.move_to_end(key)
         return
-    for one in functions_at(problem, *start, _some_rows):
-        _check(one)
+    begun = [(one, _begun(_rows_and_batch, one)) for one in functions_at(problem, *start, _some_rows)]
+    for one, look in begun:
+        _check(one, look)
     _passed[key] = None
     if len(_passed) > _KEPT:
         _passed.popitem(last=False)
@@ -245,13 +247,13 @@ def _entry(tree: PyTree, place: int) -> _Entry:
     return _Entry(tree, np.int32(place))
 
 
-def _check(one: Checked) -> None:
-    """Raises if one function is not a mean over rows."""
-    seen = _measured(_rows_and_batch, one)
-    if seen is None:
+def _check(one: Checked, look: _Look | None) -> None:
+    """Raises if one function is not a mean over rows, from a look at `_rows_and_batch`."""
+    seen = None if look is None else look.found(one)
+    if look is None or seen is None:
         return
     whole, single = (jax.tree.leaves(part) for part in seen)
-    exact = _tolerance((jax.eval_shape(fetched, one.given), whole))
+    exact = _tolerance([*look.dtypes, *(leaf.dtype for leaf in whole)])
     for place, amount in enumerate(_AMOUNTS):
         for leaf, (batch, rows) in enumerate(zip(whole, single, strict=True)):
             batch, rows = np.asarray(batch[place], float), np.asarray(rows[place], float)
@@ -299,7 +301,8 @@ def _closer(value: Callable[[PyTree], PyTree], rows: PyTree) -> Any:
 
 def _look_closer(one: Checked, seen: Any, place: int, leaf: int, exact: float) -> None:
     """Raises, with what a function looks like that is not a mean; unless rounding explains it."""
-    closer = _measured(_closer, one)
+    look = _begun(_closer, one)
+    closer = None if look is None else look.found(one)
 
     def at(tree: PyTree) -> np.ndarray:
         return np.asarray(jax.tree.leaves(tree)[leaf][place], float)
@@ -339,11 +342,32 @@ def _refused(one: Checked, got: str, expected: str, looks: str = _OTHER) -> Valu
     )
 
 
-def _measured(look: Callable[[Callable[[PyTree], PyTree], PyTree], Any], one: Checked) -> Any:
-    """look(function, rows) at the start and at perturbed points, stacked; None if it cannot be computed."""
+class _Look(NamedTuple):
+    """A look at a function, which another thread compiles.
+
+    Attributes:
+      program: look(function, rows) at the start and at perturbed points, stacked.
+      dtypes: of all that the function is given.
+    """
+
+    program: Ahead
+    dtypes: list[Any]
+
+    def found(self, one: Checked) -> Any:
+        """What the program returns; None if it fails."""
+        try:
+            return jax.device_get(self.program.compiled()(one.given))
+        except Exception:  # a user's function may fail in any way on other rows than those of a run
+            return None
+
+
+def _begun(look: Callable[[Callable[[PyTree], PyTree], PyTree], Any], one: Checked) -> _Look | None:
+    """Begins a look at a function; None if it fails, or draws random numbers."""
+    dtypes: list[Any] = []
 
     def at_all(given: PyTree) -> Any:
         point, constants, rows = fetched(given)
+        dtypes.extend(jnp.result_type(leaf) for leaf in jax.tree.leaves((point, constants, rows)))
 
         def at(amount: Array) -> Any:
             moved = _moved(point, amount)
@@ -355,11 +379,8 @@ def _measured(look: Callable[[Callable[[PyTree], PyTree], PyTree], Any], one: Ch
         # In full precision: an accelerator would round the products of one row and of several differently.
         with jax.default_matmul_precision("highest"):
             traced = jax.jit(at_all).trace(one.given)
-            if _is_random(traced.jaxpr):
-                return None
-            program = traced.lower().compile(compiler_options=hurry())
-            return jax.device_get(program(one.given))
-    except Exception:  # a user's function may fail in any way on other rows than those of a run
+            return None if _is_random(traced.jaxpr) else _Look(Ahead(traced.lower(), hurry()), dtypes)
+    except Exception:  # as above
         return None
 
 
@@ -395,9 +416,8 @@ def _is_random(program: Any) -> bool:
     return False
 
 
-def _tolerance(tree: PyTree) -> float:
-    """The relative error that rounding may cause, in the least precise dtype of a tree."""
-    dtypes = [jnp.result_type(leaf) for leaf in jax.tree.leaves(tree)]
+def _tolerance(dtypes: list[Any]) -> float:
+    """The relative error that rounding may cause in the least precise of some dtypes."""
     rounding = max(float(jnp.finfo(dtype).eps) for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating))
     return max(4 * rounding**0.5, 1e-6)
 

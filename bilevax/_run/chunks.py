@@ -86,20 +86,22 @@ def prepare(
     given = _for_start(solver, problem, x0, y0, sampler, None)
     state = _start.prepare(*given, work=_first_work(problem, sampler))
     work = work_of(problem, state, steps)
-    _advance.prepare(given[:2], state, *_numbers(0, (0.0, 0.0)), None, work=work)
+    for turn, _ in _legs(0, 0):
+        _advance.prepare(given[:2], state, *_numbers(0, (0.0, 0.0)), None, turn, work=work)
+    sizes.prepare(state)
 
 
 def compiled_chunk(
     inputs: tuple[AbstractSolver, Problem],
     state: State,
-    steps: Array | int,
+    steps: int,
     total: tuple[float, float] = (0.0, 0.0),
     shards: Shards | None = None,
     work: float = math.inf,
 ) -> tuple[State, CompensatedSum]:
-    """Steps of (solver, problem) in one compiled loop that takes over the state.
+    """Steps of (solver, problem) in compiled loops that take over the state.
 
-    The loop ends early when f is no longer finite, so that the state still shows what went wrong; on an
+    They end early when f is no longer finite, so that the state still shows what went wrong; on an
     accelerator up to 31 steps later.
 
     Args:
@@ -114,7 +116,25 @@ def compiled_chunk(
       The state, and `total` plus f of the steps: a compensated sum, with the same bits for any division into
       chunks.
     """
-    return _advance(inputs, state, *_numbers(steps, total), shards, work=work)
+    summed: Any = total
+    for turn, some in _legs(int(state.step), steps):
+        state, summed = _advance(inputs, state, *_numbers(some, summed), shards, turn, work=work)
+    return state, summed
+
+
+def _legs(step: int, steps: int) -> list[tuple[int, int]]:
+    """How the loops share the steps from a step on: the length of a loop's turns, and its steps.
+
+    On an accelerator the host decides about every turn of a loop whose length is not known: so most steps are
+    taken in turns of a fixed length. The first ones are not: a bad start shows at once. Each loop is a
+    program, so that the compiler can work on both at the same time. Without steps both take part.
+    """
+    if jax.default_backend() == "cpu":
+        return [(1, steps)]
+    before = min(steps, -step % _TURN if step else _TURN)
+    whole = (steps - before) // _TURN * _TURN
+    legs = (1, before), (_TURN, whole), (1, steps - before - whole)
+    return [leg for leg in legs if leg[1]] or [*legs[:2]]
 
 
 def work_of(problem: Problem, state: State, steps: int) -> float:
@@ -178,11 +198,13 @@ def _numbers_in(tree: PyTree) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
-def _numbers(steps: Any, total: tuple[float, float]) -> tuple[Any, Any]:
-    """As arrays that are not placed on a device yet."""
-    dtype = jax.dtypes.canonicalize_dtype(float)
-    parts: list[Any] = [np.asarray(part, dtype) for part in total]
-    return np.asarray(steps, np.int32), CompensatedSum(*parts)
+def _numbers(steps: Any, total: tuple[float, float] | CompensatedSum) -> tuple[Any, CompensatedSum]:
+    """As arrays; those that are not on a device yet are not placed there."""
+    if not isinstance(total, CompensatedSum):
+        dtype = jax.dtypes.canonicalize_dtype(float)
+        parts: list[Any] = [np.asarray(part, dtype) for part in total]
+        total = CompensatedSum(*parts)
+    return np.asarray(steps, np.int32), total
 
 
 def start_program(
@@ -205,14 +227,16 @@ def chunk_program(
     steps: Array,
     total: CompensatedSum,
     shards: Shards | None,
+    turn: int = 1,
 ) -> tuple[State, CompensatedSum]:
     """What `compiled_chunk` compiles; it takes over all but the first argument."""
+    loop = functools.partial(_loop, turn=turn)
     if shards is not None:
-        return shards.advance(_loop, *inputs, state, steps, total)
-    return _loop(*inputs, state, steps, total)
+        return shards.advance(loop, *inputs, state, steps, total)
+    return loop(*inputs, state, steps, total)
 
 
-_TURN = 32  # steps that an accelerator takes between two questions to the host whether to continue
+_TURN = 32  # steps that an accelerator takes between two questions to the host whether to go on
 
 # It runs once: trying kernels out takes longer than it saves.
 _start = HurriedJit(start_program, options={"xla_gpu_autotune_level": 0})
@@ -220,11 +244,11 @@ _advance = HurriedJit(chunk_program, kept=1)
 
 
 def _loop(
-    solver: AbstractSolver, problem: Problem, state: State, steps: Array, total: CompensatedSum
+    solver: AbstractSolver, problem: Problem, state: State, steps: Array, total: CompensatedSum, turn: int = 1
 ) -> tuple[State, CompensatedSum]:
-    """Steps until `steps` are taken, or f is not finite.
+    """Turns of some steps each, until `steps` are taken, or f is not finite.
 
-    What is due between steps is done outside the loop over steps: a program that may branch off in every step
+    What is due between steps is done outside the loop over turns: a program that may branch off in every step
     is slower in all of them. Where it is done does not depend on where chunks end.
     """
     last = state.step + steps
@@ -235,38 +259,21 @@ def _loop(
         state, info = solver.bare_step(problem, state)
         return state, total + info.objective
 
-    def renew(carry: tuple[State, CompensatedSum]) -> tuple[State, CompensatedSum]:
+    def turned(carry: tuple[State, CompensatedSum]) -> tuple[State, CompensatedSum]:
+        return body(carry) if turn == 1 else jax.lax.fori_loop(0, turn, lambda _, carry: body(carry), carry)
+
+    def going_on(carry: tuple[State, CompensatedSum]) -> Array:
         state, total = carry
-        return renewed_if_due(solver, problem, state), total
+        return (state.step < last) & jnp.isfinite(total.high)
 
-    def repeat(part: Any, carry: Any, wanted: Any = None, interrupted: bool = False) -> Any:
-        """A part of the loop, while steps are left and wanted, f is finite, and nothing is due."""
+    if not renews:
+        return jax.lax.while_loop(going_on, turned, (state, total))
 
-        def going_on(carry: tuple[State, CompensatedSum]) -> Array:
-            state, total = carry
-            going = (state.step < last) & jnp.isfinite(total.high)
-            going = going if wanted is None else going & wanted(state.step)
-            return going & ~jnp.asarray(solver.due(state)) if interrupted and renews else going
-
-        return jax.lax.while_loop(going_on, part, carry)
-
-    if jax.default_backend() == "cpu":
-        if not renews:
-            return repeat(body, (state, total))
-        return repeat(lambda carry: repeat(body, renew(carry), interrupted=True), (state, total))
-
-    # On an accelerator the host decides about every turn of a loop whose length is not known: so most steps
-    # are taken in turns of a fixed length. The first ones are not: a bad start shows at once.
-    once = jax.jit(body, inline=True)  # traced for single steps and turns at once
-
-    def turn(carry: tuple[State, CompensatedSum]) -> tuple[State, CompensatedSum]:
-        return jax.lax.fori_loop(0, _TURN, lambda _, carry: once(carry), carry)
-
-    def fits(step: Array) -> Array:
-        return (step % _TURN == 0) & (step > 0) & (step + _TURN <= last)
+    def undisturbed(carry: tuple[State, CompensatedSum]) -> Array:
+        return going_on(carry) & ~jnp.asarray(solver.due(carry[0]))
 
     def leg(carry: tuple[State, CompensatedSum]) -> tuple[State, CompensatedSum]:
-        carry = repeat(once, renew(carry), lambda step: ~fits(step), interrupted=True)
-        return repeat(turn, carry, fits, interrupted=True)
+        state, total = carry
+        return jax.lax.while_loop(undisturbed, turned, (renewed_if_due(solver, problem, state), total))
 
-    return repeat(leg, (state, total))
+    return jax.lax.while_loop(going_on, leg, (state, total))

@@ -20,7 +20,8 @@ from bilevax._problem.row_means import check_row_means
 from bilevax._problem.sampling import Sampler, Sampling, as_sampling, is_streamed
 from bilevax._run.checkpoint import Checkpoint, as_checkpoint
 from bilevax._run.checkpoint_store import CheckpointStore, saved_strata
-from bilevax._run.chunks import compiled_start, numbers_as_arrays, prepare, work_of_a_step
+from bilevax._run.chunks import compiled_start, numbers_as_arrays, prepare
+from bilevax._run.ending import end, verifies
 from bilevax._run.feeding import Feed
 from bilevax._run.identity import identity
 from bilevax._run.interrupts import Interrupts, report
@@ -33,8 +34,7 @@ from bilevax._run.run import FIXED, MOST_STEPS, Result, Run, checked_steps
 from bilevax._run.settings import Asked
 from bilevax._run.sharding import Shards, make_shards
 from bilevax._run.stop import Stop
-from bilevax._run.verification import AccuracyWarning, can_verify, verify
-from bilevax._step.pace import paces, shortest_window
+from bilevax._run.verification import AccuracyWarning
 from bilevax._step.state import State
 from bilevax._util import checks
 from bilevax._util.collector import collector_paused
@@ -43,12 +43,6 @@ from bilevax.solvers.base import AbstractSolver
 from bilevax.solvers.default import chosen_solver
 from bilevax.solvers.offsets import with_offsets
 from bilevax.solvers.start_checks import check_feasible
-
-_WINDOWS, _FIRST_WINDOWS = 40, 16  # of `automatic_step`: enough to get somewhere; x gathers speed
-_FAR_SHORTER = 1e-3  # than at first: so short are steps after five returns
-_STILL_STEEP = 0.5  # ‖z‖, as a share of its largest value: x has hardly begun
-_MEANT = 20  # steps, from which on a run is meant to get somewhere
-_VERIFIED = 500  # steps of a run that is verified unasked
 
 
 def minimize(
@@ -154,7 +148,7 @@ def minimize(
             stack.callback(feed.close)
         with collector_paused():
             started = _start(solver, problem, x0, y0, sampler, shards, feed, steps)
-            looks = _verifies(stop, problem, started[2], steps, shards)
+            looks = verifies(stop, problem, started[2], steps, shards)
             referee = make_referee(solver, problem, x0, started[2]) if looks else None
             run = Run(*started, feed, stop, steps, referee)
         saves = None
@@ -194,16 +188,7 @@ def minimize(
     if blown_up and not run.failed:
         went = "; ".join(map(str, blown_up))
         warnings.warn(f"the run began to blow up and went back, {went}", RecoveryWarning, stacklevel=2)
-    doubt = ""
-    if shards is None and reached.outcome is Outcome.FINISHED:
-        doubt = _too_short(run) or _went_back_often(reached)
-    ended = reached.outcome not in (Outcome.DIVERGED, Outcome.INTERRUPTED)
-    if ended and _verifies(stop, problem, reached.state, run.done, shards):
-        found = verify(problem, reached.state, x0, solver=solver)
-        reached = dataclasses.replace(reached, verification=found)
-        doubt = found.message or doubt
-        if run.referee is not None and reached.outcome is Outcome.FINISHED:
-            doubt = doubt or run.referee.still_falls(run.done, found.objective)
+    reached, doubt = end(reached, problem, x0, run, interrupts, solver=solver, stop=stop, shards=shards)
     if doubt:
         warnings.warn(doubt, AccuracyWarning, stacklevel=2)
     if reached.outcome is Outcome.DIVERGED and stop.throw:
@@ -220,34 +205,6 @@ def minimize(
     return reached
 
 
-def _went_back_often(reached: Result) -> str:
-    """What to say if steps were shortened so much that x may hardly have moved since."""
-    last = reached.recoveries[-1] if reached.recoveries else None
-    if last is None or last.factor > _FAR_SHORTER:
-        return ""
-    return (
-        f"the run went back {len(reached.recoveries)} times, and has taken {last.factor:.2g} times the "
-        f"{last.what} since step {last.back_to}: x may be far from a minimum. Try another x0, standardised "
-        "data, or compare with exact gradients (bx.value_and_hypergradient)"
-    )
-
-
-def _too_short(run: Run) -> str:
-    """What to try if the automatic upper step has not begun to move x, or not got far; empty if it has."""
-    sampler, moving = run.state.sampler, paces(run.state.optimizer)
-    window = shortest_window(sampler.per_step / sampler.blocks)
-    enough = _WINDOWS * window
-    if run.done < _MEANT or run.done >= enough or not moving:
-        return ""
-    advice = f"{run.done} steps were too few for that: try steps={enough} or more"
-    if any(float(one.scale) == 0 for one in moving):
-        return f"x has not moved yet: the automatic upper step waits while y and v settle, and {advice}"
-    slopes = run.history["gradient_norm"]
-    if run.done < _FIRST_WINDOWS * window and slopes[-1] > _STILL_STEEP * max(slopes):
-        return f"x has not got far: the automatic upper step begins with short steps, and {advice}"
-    return ""
-
-
 def _steps_to_take(steps: int | None, stop: Stop) -> int:
     """The steps that were given; as many as can be counted if something else ends the run."""
     if steps is not None:
@@ -262,14 +219,6 @@ def _entries_every(every: int | None, steps: int | None) -> int:
     if every is not None:
         return checks.whole_number("every", every, 1)
     return 100 if steps is None else max(1, checked_steps(steps, 0) // 100)
-
-
-def _verifies(stop: Stop, problem: Problem, state: State, steps: int, shards: Shards | None) -> bool:
-    """Whether to solve a few blocks of a run of so many steps."""
-    if shards is not None or stop.verify is not None:
-        return shards is None and bool(stop.verify)
-    work = steps * work_of_a_step(problem, state)
-    return steps >= _VERIFIED and can_verify(problem, state.y, work)
 
 
 @dataclasses.dataclass(frozen=True)

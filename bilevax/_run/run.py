@@ -19,6 +19,7 @@ from bilevax._run.checkpoint_store import CheckpointStore
 from bilevax._run.chunks import Sizes, compiled_chunk, sizes, work_of
 from bilevax._run.divergence import describe, fault
 from bilevax._run.feeding import Feed
+from bilevax._run.finish import Finish
 from bilevax._run.history import History
 from bilevax._run.interrupts import Interrupts
 from bilevax._run.outcome import Outcome
@@ -64,9 +65,10 @@ class Result:
     """What `minimize` returns.
 
     Attributes:
-      x: the upper variable at the end; its average, if the solver's upper step is `averaged`.
-      y: the lower variables at the end, caught up; a dict if the levels have names. They follow `state.x`;
-        for those of an average, `solve_lower(problem, result.x)`.
+      x: the upper variable at the end, after exact steps if there were any (`finish`); its average, if the
+        solver's upper step is `averaged`.
+      y: the lower variables at the end, caught up; a dict if the levels have names. After exact steps they
+        are y(x). Else they follow `state.x`; for those of an average, `solve_lower(problem, result.x)`.
       state: the whole state, from which `advance` can go on.
       history: what was measured; `history["objective"]` is an array, `history.frame()` a pandas frame.
       outcome: why the run ended.
@@ -78,7 +80,9 @@ class Result:
       compile_seconds: time until the first step: tracing, compiling, the first pass, reading a checkpoint.
       settings: what was given and what was chosen: solver, coefficients, sampling, key and steps.
       recoveries: where the run began to blow up and went back (see `Stop`).
-      verification: a few blocks solved exactly, as `verify` does; None if that was not done.
+      verification: a few blocks solved exactly where the run ended, before exact steps, as `verify` does;
+        None if that was not done.
+      finish: what exact steps at the end did (see `Stop`); None if there were none.
     """
 
     x: PyTree
@@ -94,6 +98,7 @@ class Result:
     settings: Settings
     recoveries: tuple[Recovery, ...] = ()
     verification: Verification | None = None
+    finish: Finish | None = None
 
     def plot(self, names: list[str] | None = None, against: str = "step") -> Any:
         """The history as a matplotlib figure; `figure.savefig("run.png")` writes it."""

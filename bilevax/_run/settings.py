@@ -239,7 +239,7 @@ def _lines_of(
         else:
             automatic = before is None and value is not None
             default = AUTOMATIC if automatic else _of_field(field, before)
-            lines.append(Setting(name, _word_at(value, state.step), default))
+            lines.append(Setting(name, _word_at(value, jax.device_get(state.step)), default))
     return lines
 
 

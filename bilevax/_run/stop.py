@@ -30,6 +30,10 @@ class Stop:
       verify: now and then and at the end, solve a few blocks exactly, and warn if the answer is not to be
         trusted (see `verify`); left out, runs of 500 steps or more are verified, unless the blocks have so
         many rows that this would be a large part of the run.
+      finish: at the end, solve all blocks, and go on with exact gradients (L-BFGS) while that lowers F, where
+        this takes half of the work of the run at most, or some seconds, and a tenth of `seconds`. It is done
+        where the run is verified, the upper step was left out, and there is no `patience`; `result.finish`
+        says what it did. False leaves x and y where the last step has brought them.
 
     Example:
       >>> import bilevax as bx
@@ -44,6 +48,7 @@ class Stop:
     raise_on_interrupt: bool = False
     recover: bool | None = None
     verify: bool | None = None
+    finish: bool = True
 
     def __post_init__(self) -> None:
         if self.seconds is not None:
@@ -52,7 +57,7 @@ class Stop:
             checks.number("tolerance", self.tolerance, 0.0)
         if self.patience is not None:
             checks.whole_number("patience", self.patience, 1)
-        for name in ("throw", "raise_on_interrupt"):
+        for name in ("throw", "raise_on_interrupt", "finish"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
 

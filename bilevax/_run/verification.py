@@ -63,6 +63,7 @@ class Verification:
       gradient_error: ‖G − ∇F‖ over these blocks, where G is ∇F with the y and v of the run, as a share of the
         larger one of ‖∇F(x)‖ and ‖∇F(x₀)‖.
       message: what is wrong; empty if nothing is.
+      ill_posed: whether it is the problem itself: lower problems without a unique minimum.
     """
 
     blocks: int
@@ -73,6 +74,7 @@ class Verification:
     v_error: float
     gradient_error: float
     message: str
+    ill_posed: bool = False
 
 
 def verify(
@@ -145,9 +147,8 @@ def verify(
     rest = float(found.gradient / jnp.maximum(start.gradient, jnp.finfo(jnp.float32).tiny))
     message = _message(result, left, rest, 2 * spread, *choices)
     message = message or _on_its_way(len(chosen), rest, done, state.sampler)
-    if result.v_error > _UNKNOWN:
-        message = curvature_fault(problem, state.x, state.y) or message
-    return dataclasses.replace(result, message=message)
+    fault = curvature_fault(problem, state.x, state.y) if result.v_error > _UNKNOWN else ""
+    return dataclasses.replace(result, message=fault or message, ill_posed=bool(fault))
 
 
 def _parts(problem: Problem, values: Array, blocks: Array) -> Array:

@@ -13,9 +13,11 @@ changed. It depends on no units, and on no condition number. The limit of v does
 the mean of the equations h v = ∇_y f. (H⁻¹ ∇_y f would be biased, because H is noisy and follows x late.)
 
 If g is far from quadratic, as an exponential is, a Newton step may end far beyond the minimiser. So ∇_y g is
-looked at once more, at the end of the step and on the same batch: where g rises there more steeply than it
-fell at the beginning, the step is shortened to where the line through both slopes is zero. (On a quadratic g
-that never happens.)
+looked at once more, at the end of the step and on the same batch: where g rises there half as steeply as it
+fell at the beginning, or more, the step is shortened to where the line through both slopes is zero, and H
+takes the curvature of that line along the step. (On a quadratic g that never happens.) Without the latter,
+a loss that grows like |y| far from its minimum, where its Hessian vanishes, would send y farther at every
+visit.
 
 If g is not convex, negative eigenvalues of H change their sign, so that a step is as long as the curvature
 allows, and goes downhill; small ones are raised. What is added to H counts as part of h, in the rule of v
@@ -55,6 +57,9 @@ from bilevax._util.trees import PyTree
 
 _LEAST = 1e-3  # the least eigenvalue of H, scaled to a diagonal of ones
 _SHORTEST = 1e-3  # of a Newton step
+_BEYOND = (
+    0.5  # of the slope at the beginning, which the opposite slope at the end shows a step to be too long
+)
 _GUESSES = 12  # of which bounds a step meets
 
 
@@ -108,7 +113,9 @@ class NewtonSteps(TrackedSolve):
         if signs is None:
             end = Point(point.x, {**point.y, visit.name: y})
             there = lower_slopes(look.problem, visit.name, end, look.sample)
-            share = _share(flatten_slots(slopes[0]), flatten_slots(there), steps[..., 0])
+            share, hessian = _shortened(
+                flatten_slots(slopes[0]), flatten_slots(there), steps[..., 0], hessian
+            )
             y = unflatten_slots(flatten_slots(values[0]) - share * steps[..., 0], values[0])
         return Memory(y=Moving(y, slopes[0], None), v=Moving(v, slopes[1], None), hessian=hessian), repaired
 
@@ -126,7 +133,9 @@ class NewtonSteps(TrackedSolve):
         there = jnp.where(met < 0, low, jnp.where(met > 0, high, jnp.clip(flat + step / scales, low, high)))
         end = Point(point.x, {**point.y, visit.name: unflatten_slots(there, y)})
         there_slopes = lower_slopes(look.problem, visit.name, end, look.sample)
-        share = _share(flatten_slots(slopes[0]), flatten_slots(there_slopes), flat - there)
+        share, hessian = _shortened(
+            flatten_slots(slopes[0]), flatten_slots(there_slopes), flat - there, hessian
+        )
         there = unflatten_slots(jnp.where(share == 1, there, flat - share * (flat - there)), y)
         free = flatten_slots(visit.on_free(jax.tree.map(jnp.ones_like, y), y))
         of_v = solve(free_part(curved, free), free[..., None] * right[..., 1:])[..., 0] / scales
@@ -159,12 +168,23 @@ def _step_within(low: Array, high: Array, curved: Array, right: Array) -> tuple[
     return jax.lax.fori_loop(0, _GUESSES, guess, first)
 
 
-def _share(here: Array, there: Array, step: Array) -> Array:
-    """How much of a step to take, from the slopes at its two ends."""
+def _shortened(here: Array, there: Array, step: Array, hessian: Array) -> tuple[Array, Array]:
+    """How much of a step to take, from the slopes at its two ends, and H with the curvature between them.
+
+    A slope at the end that is far larger than the first one says little about the curvature before: H is
+    raised as if both were alike.
+    """
     falls = jnp.sum(here * step, -1, keepdims=True)
     rises = -jnp.sum(there * step, -1, keepdims=True)
-    share = jnp.where(rises > falls, falls / jnp.where(rises > 0, rises + falls, 1), 1)
-    return jnp.where(jnp.isfinite(rises), jnp.maximum(share, _SHORTEST), _SHORTEST).astype(step.dtype)
+    beyond = rises > _BEYOND * falls
+    share = jnp.where(beyond, falls / jnp.where(rises > 0, rises + falls, 1), 1)
+    share = jnp.where(jnp.isfinite(rises), jnp.maximum(share, _SHORTEST), _SHORTEST).astype(step.dtype)
+    along = (hessian @ step[..., None])[..., 0]
+    curved = jnp.sum(along * step, -1, keepdims=True)
+    known = beyond & (falls > 0) & (curved > 0)
+    missing = jnp.where(known, jnp.maximum(2 * falls / jnp.where(known, curved, 1) - 1, 0), 0)
+    unit = along * jax.lax.rsqrt(jnp.where(known, curved, 1))
+    return share, hessian + missing[..., None] * unit[..., :, None] * unit[..., None, :]
 
 
 def _signs(visit: Visit) -> Array | None:

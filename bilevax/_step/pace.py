@@ -269,14 +269,19 @@ def _turned(state: Pace, params: PyTree, certain: Array, chance: float) -> tuple
 
 
 def _begun(state: Pace, here: PyTree, shortest: int) -> Pace:
-    """The state with a first speed, if x has waited until y and v have settled."""
+    """The state with a first speed, if x has waited until y and v have settled.
+
+    While x waits, n begins anew with every window: what z was on the way there may have been far larger.
+    """
     size_of_f = jnp.maximum(jnp.abs(state.values[1]), jnp.abs(state.values_before[1]))
     settled = (jnp.abs(_rise(state)) <= _SETTLED * size_of_f) & (state.count >= _WAIT * shortest)
     waited = (state.scale == 0) & (settled | (state.count >= _LONGEST_WAIT * shortest))
     direction = jax.tree.map(lambda m, n: _unit(m, n), state.average, state.squares)
     first = _first_scale(state, _inner(state.average, direction), here, shortest)
     moving = state._replace(scale=first.astype(state.scale.dtype), covered_before=direction)
-    return _either(waited, moving, state)
+    squares = jax.tree.map(jnp.square, state.average)
+    waiting = state._replace(squares=_either(state.scale == 0, squares, state.squares))
+    return _either(waited, moving, waiting)
 
 
 def _best(state: Pace) -> tuple[Array, PyTree]:

@@ -23,7 +23,7 @@ from bilevax._problem.view import BlockView, each_block
 from bilevax._step.lagrangian import Point, gradients, with_terms
 from bilevax._step.slots import gather
 from bilevax._step.state import State
-from bilevax._truth.lower_solve import SMALL, Solved, solve_lower_problem
+from bilevax._truth.lower_solve import SMALL, USUAL_STEPS, Solved, solve_lower_problem
 from bilevax._truth.own_solve import Minimised, own_levels, solve_own
 from bilevax._truth.saddle_solve import indefinite_inverse, solve_saddle
 from bilevax._truth.set_solve import multiplier_within, projection, solve_within
@@ -35,7 +35,7 @@ _PASSES = 20  # over them, about: Newton steps, whose Hessians are products of m
 _CHEAP = 2**18  # numbers in the rows of all blocks together
 _FEWEST, _MOST = 32, 1024  # blocks
 _FEWEST_OF_A_RISK = 512  # a few blocks say nothing about a tail or a rare group
-_NEWTON_STEPS, _MATRIX_FREE = 8, 500  # passes over the rows: of few variables by Newton steps, of many
+_MATRIX_FREE = 500  # passes over the rows, for many variables
 _PER_PASS = 8  # products with the Hessian, which are one product of matrices
 
 
@@ -49,8 +49,11 @@ class Truth(NamedTuple):
       v_error: the same of v; NaN if no level tracks it.
       left: per block, by how much f would change if another Newton step were taken: small if the block was
         solved.
-      gradient: the norm of the mean of ∇F_i; under a risk, weighed as if there were no other blocks.
+      slope: the mean of ∇F_i; under a risk, weighed as if there were no other blocks.
+      gradient: its norm.
       gradient_error: how far that mean is off with the tracked y and v.
+      y: by level, y_i(x).
+      steps: the Newton steps of the block that took most.
     """
 
     tracked: Array
@@ -58,8 +61,11 @@ class Truth(NamedTuple):
     y_error: Array
     v_error: Array
     left: Array
+    slope: PyTree
     gradient: Array
     gradient_error: Array
+    y: dict[str, PyTree]
+    steps: Array
 
 
 def blocks_to_solve(problem: Problem, most: int | None = None) -> Array:
@@ -84,8 +90,13 @@ def solve_at(problem: Problem, x: PyTree, state: State, blocks: Array) -> Truth:
 def work_of_solving(problem: Problem, blocks: int, y: PyTree) -> float:
     """About how many numbers are read to solve some blocks; see `work_of_a_step`."""
     entries = sum(leaf[0].size for leaf in jax.tree.leaves(y))
-    passes = _NEWTON_STEPS * (4 + entries / _PER_PASS) if entries <= SMALL else _MATRIX_FREE
+    passes = USUAL_STEPS * (4 + entries / _PER_PASS) if entries <= SMALL else _MATRIX_FREE
     return blocks * _entries_of_a_block(problem) * passes
+
+
+def work_of_a_newton_step(problem: Problem, y: PyTree) -> float:
+    """About how many numbers a Newton step of all blocks reads."""
+    return work_of_solving(problem, problem.count, y) / USUAL_STEPS
 
 
 def solve_few(
@@ -110,7 +121,7 @@ def _solve_few(
     """
     sampler = all_rows(problem)
     sample = sampler.visit(problem, blocks, sampler.random, None)
-    best, multipliers, left = each_block(problem, x, sample, _solve, y)
+    best, multipliers, left, steps = each_block(problem, x, sample, _solve, y)
     used = {name: multipliers[name] if v[name] is None else v[name] for name in v}
     tracked = each_block(problem, x, sample, BlockView.f, y)
     value = each_block(problem, x, sample, BlockView.f, best)
@@ -125,8 +136,11 @@ def _solve_few(
         jnp.max(jnp.stack(by_level), 0),
         jnp.max(jnp.stack(of_v), 0) if of_v else jnp.full(blocks.shape, jnp.nan),
         left,
+        true,
         norm(true),
         norm(combine((1, seen), (-1, true))),
+        best,
+        jnp.max(steps),
     )
 
 
@@ -139,10 +153,11 @@ def affordable_blocks(problem: Problem, most: int) -> int:
 
 
 def _entries_of_a_block(problem: Problem) -> int:
-    """The numbers in all rows of a block."""
+    """The numbers in all rows of a block, and in its own constants."""
     shapes = all_rows(problem).one_block(problem, None, slots=False)
     batches = (shapes.upper, *shapes.lower.values())
-    return sum(leaf.size for batch in batches for leaf in jax.tree.leaves(batch.rows))
+    rows = sum(leaf.size for batch in batches for leaf in jax.tree.leaves(batch.rows))
+    return 1 + rows + sum(leaf.size // problem.count for leaf in jax.tree.leaves(problem.blocks))
 
 
 def require_slot_per_block(problem: Problem, caller: str) -> None:
@@ -154,8 +169,13 @@ def require_slot_per_block(problem: Problem, caller: str) -> None:
             )
 
 
-def _solve(view: BlockView, y: dict[str, PyTree]) -> tuple[dict[str, PyTree], dict[str, PyTree], Array]:
-    """y(x) and [∇²_yy g]⁻¹ ∇_y f of every level, and by how much f would change by another Newton step."""
+def _solve(
+    view: BlockView, y: dict[str, PyTree]
+) -> tuple[dict[str, PyTree], dict[str, PyTree], Array, Array]:
+    """y(x) and [∇²_yy g]⁻¹ ∇_y f of every level.
+
+    And by how much f would change by another Newton step, and how many were taken.
+    """
     best, solved = {}, {}
     own = own_levels(view)
     for name in view.problem.order:
@@ -179,7 +199,8 @@ def _solve(view: BlockView, y: dict[str, PyTree]) -> tuple[dict[str, PyTree], di
             slope, unravel = ravel_pytree(multipliers[name])
             multipliers[name] = unravel(solved[name].inverse(slope))
             left += jnp.abs(jnp.vdot(slope, solved[name].move))
-    return best, multipliers, left
+    steps = sum((jnp.asarray(one.steps) for one in solved.values()), jnp.ones((), jnp.int32))
+    return best, multipliers, left, steps
 
 
 def solve_level(view: BlockView, name: str, y: PyTree, others: dict[str, PyTree]) -> Solved:

@@ -19,10 +19,11 @@ from jax.scipy.sparse.linalg import cg
 from bilevax._step.linear_algebra import one_by_one
 
 SMALL = 64  # variables, up to which the Hessian is a matrix
+USUAL_STEPS = 8  # of Newton, or as much work
 _STEPS = 200  # damped Newton steps
 _STEPS_WITHIN = 300  # from a far start: where f or g is an exponential, each is a unit of its exponent
 _MOST_DAMPING_WITHIN = 1e30  # of a curvature that is nearly none, as that of an exponential far below zero
-_DAMPING, _CHANGE, _MOST_DAMPING = 1e-3, 10.0, 1e6
+_DAMPING, _CHANGE, _MOST_DAMPING, _LOST_DAMPING = 1e-3, 10.0, 1e12, 1e-2
 _AS_PREDICTED = 0.5  # of the decrease that the parabola predicts: less, and a shorter step would do better
 _QUASI_NEWTON_STEPS, _QUASI_NEWTON_SHARE = 100, 1e-4
 _NEWTON_STEPS = 3
@@ -42,11 +43,13 @@ class Solved(NamedTuple):
       y: the minimiser.
       move: the Newton step that is left; NaN where even its system could not be solved.
       inverse: multiplies a vector by [∇²_yy g]⁻¹.
+      steps: how many Newton steps were taken; as many as is usual where they are not counted.
     """
 
     y: Array
     move: Array
     inverse: Callable[[Array], Array]
+    steps: Array | int = USUAL_STEPS
 
 
 def solve_lower_problem(value: Value, start: Array) -> Solved:
@@ -72,22 +75,28 @@ def _dense(value: Value, start: Array) -> Solved:
         after = at - move
         then, left = both(after)
         # Near the minimum the value has no digits left to fall; the gradient still has.
-        falls = (then < now) | (jnp.vdot(left, inverse(left)) < jnp.vdot(gradient, move))
+        remains = jnp.vdot(left, inverse(left))
+        falls = (then < now) | (remains < jnp.vdot(gradient, move))
         good = jnp.isfinite(then) & (then <= now + rounding * jnp.abs(now)) & falls
         predicted = jnp.vdot(gradient, move) / 2
-        enough = good & (2 * predicted <= rounding**2 * jnp.abs(now))
+        # Where less is to be gained than the value has digits for, a step that leaves more than a part of the
+        # gradient was rounding, and a few failures show that nothing is left.
+        tiny = 2 * predicted <= rounding * jnp.abs(now)
+        enough = good & (2 * predicted <= rounding**2 * jnp.abs(now)) | (
+            tiny & good & (remains > predicted / 2)
+        )
         # Where the curvature changes on the way (a robust loss far from its corner), a step that lowers the
         # value a little does not mean that a longer one would.
         as_predicted = now - then >= _AS_PREDICTED * predicted - rounding * jnp.abs(now)
         damping = jnp.where(good & as_predicted, damping / _CHANGE, damping)
         damping = jnp.where(good, damping, damping * _CHANGE)
-        going = ~enough & (damping < _MOST_DAMPING)
+        going = ~enough & (damping < jnp.where(tiny & ~good, _LOST_DAMPING, _MOST_DAMPING))
         return jnp.where(good, after, at), jnp.maximum(damping, rounding), count + 1, going
 
     begun = (start, jnp.full((), _DAMPING, start.dtype), jnp.zeros((), jnp.int32), jnp.ones((), bool))
-    found = jax.lax.while_loop(lambda now: now[3] & (now[2] < _STEPS), step, begun)[0]
+    found, _, taken, _ = jax.lax.while_loop(lambda now: now[3] & (now[2] < _STEPS), step, begun)
     inverse = _inverse(value, found, jnp.full((), rounding, start.dtype))
-    return Solved(found, inverse(jax.grad(value)(found)), inverse)
+    return Solved(found, inverse(jax.grad(value)(found)), inverse, taken)
 
 
 def descend_within(value: Value, project: Callable[[Array], Array], start: Array) -> Array:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 _ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
+_ARRAY = object()  # marks the place of one
 
 
 @jax.tree_util.register_static
@@ -40,25 +41,25 @@ class Program:
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any], kept: int | None = None):
         def pure(static: Any, held: list[Any], taken: list[Any]) -> tuple[list[Any], _Static]:
-            arrays, rest = _split(function(*_joined(held + taken, static)))
+            arrays, rest = split(function(*_joined(held + taken, static)))
             return arrays, _Static(rest)
 
         name = getattr(function, "__name__", "program")
         pure.__name__ = pure.__qualname__ = name
         self._name, self._function, self._options, self._kept = name, function, options, kept
         self._jitted = jax.jit(pure, static_argnums=0, donate_argnums=2, compiler_options=options)
-        self._ahead: dict[Any, _Ahead] = {}
+        self._ahead: dict[Any, tuple[Any, Ahead]] = {}
 
-    def __call__(self, *arguments: Any) -> Any:
-        """The function of the arguments."""
-        static, held, taken = divided = self._divided(arguments)
-        if self._ahead and (ahead := self._ahead.pop(_key(*divided), None)) is not None:
-            ahead.wait()  # JAX finds what it has compiled by itself
+    def __call__(self, arrays: list[Any], static: Any) -> Any:
+        """The function of its arguments, which were `split`."""
+        static, held, taken = divided = self._divided(arrays, static)
+        if self._ahead and (prepared := self._ahead.pop(_key(*divided), None)) is not None:
+            prepared[1].wait()  # JAX finds what it has compiled by itself
         with _quiet():
             arrays, found = self._jitted(static, held, taken)
         return _joined(arrays, found.value)
 
-    def prepare(self, *arguments: Any) -> Any:
+    def prepare(self, arrays: list[Any], static: Any) -> Any:
         """Traces the function now, and compiles it in another thread, for arguments like these.
 
         The next call waits for that. If the compiler fails, it fails in the call, too.
@@ -66,13 +67,13 @@ class Program:
         Returns:
           What a call will return, with shapes (`jax.ShapeDtypeStruct`) for arrays.
         """
-        divided = self._divided(arguments)
+        divided = self._divided(arrays, static)
         key = _key(*divided)
         if key not in self._ahead:
             with _quiet():
                 traced = self._jitted.trace(*divided)
-                self._ahead[key] = _Ahead(traced, traced.lower())
-        traced = self._ahead[key].traced
+                self._ahead[key] = traced, Ahead(traced.lower())
+        traced, _ = self._ahead[key]
         shapes = [
             jax.ShapeDtypeStruct(one.shape, one.dtype, weak_type=one.weak_type)
             for one in traced.jaxpr.out_avals
@@ -82,31 +83,50 @@ class Program:
     def lower(self, *arguments: Any) -> jax.stages.Lowered:
         """The program of such arguments, before it is compiled."""
         with _quiet():
-            return self._jitted.trace(*self._divided(arguments)).lower()
+            return self._jitted.trace(*self._divided(*split(arguments))).lower()
 
-    def _divided(self, arguments: tuple[Any, ...]) -> tuple[Any, list[Any], list[Any]]:
+    def _divided(self, arrays: list[Any], static: Any) -> tuple[Any, list[Any], list[Any]]:
         """What is static, and the arrays that the caller keeps, and those that it does not."""
-        arrays, static = _split(arguments)
-        count = len(arrays) if self._kept is None else len(_split(arguments[: self._kept])[0])
+        if self._kept is None:
+            return static, arrays, []
+        leaves, structure = static
+        first = sum(one.num_leaves for one in structure.children()[: self._kept])
+        count = sum(leaf is _ARRAY for leaf in leaves[:first])
         return static, arrays[:count], arrays[count:]
 
 
-class _Ahead:
-    """A program that another thread compiles."""
+class Ahead:
+    """A program that another thread compiles.
 
-    def __init__(self, traced: Any, lowered: jax.stages.Lowered):
-        self.traced, self._lowered, self._compiled = traced, lowered, []
+    Args:
+      lowered: the program.
+      options: those of the compiler, beside what the program has by itself.
+    """
+
+    def __init__(self, lowered: jax.stages.Lowered, options: dict[str, Any] | None = None):
+        self._lowered, self._options = lowered, options
+        self._compiled: jax.stages.Compiled | Exception | None = None
         # Python waits for it before it ends: a compiler that is torn down at work crashes.
         self._thread = threading.Thread(target=self._compile)
         self._thread.start()
 
     def _compile(self) -> None:
-        with contextlib.suppress(Exception):  # the call will say why
-            self._compiled.append(self._lowered.compile())  # alive until JAX itself holds it
+        try:
+            self._compiled = self._lowered.compile(compiler_options=self._options)
+        except Exception as error:  # a thread has nobody to tell
+            self._compiled = error
 
     def wait(self) -> None:
         """Returns when it is compiled, or cannot be."""
         self._thread.join()
+
+    def compiled(self) -> jax.stages.Compiled:
+        """The compiled program; raises what the compiler has raised."""
+        self.wait()
+        if isinstance(self._compiled, Exception):
+            raise self._compiled
+        assert self._compiled is not None
+        return self._compiled
 
 
 @contextlib.contextmanager
@@ -123,15 +143,19 @@ def _key(static: Any, held: list[Any], taken: list[Any]) -> Any:
     return static, tuple(arrays), len(held)
 
 
-def _split(tree: Any) -> tuple[list[Any], tuple[tuple[Any, ...], Any]]:
-    """The arrays of a tree, and all the rest of it; `_split` marks the place of an array with itself."""
+def split(tree: Any) -> tuple[list[Any], tuple[tuple[Any, ...], Any]]:
+    """The arrays of a tree, and all the rest of it, with a mark in the place of every array."""
     leaves, structure = jax.tree.flatten(tree)
-    arrays = [leaf for leaf in leaves if isinstance(leaf, _ARRAYS)]
-    return arrays, (tuple(_split if isinstance(leaf, _ARRAYS) else leaf for leaf in leaves), structure)
+    arrays: list[Any] = []
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, _ARRAYS):
+            arrays.append(leaf)
+            leaves[place] = _ARRAY
+    return arrays, (tuple(leaves), structure)
 
 
 def _joined(arrays: list[Any], static: tuple[tuple[Any, ...], Any]) -> Any:
     """The tree that was split."""
     rest, structure = static
     remaining = iter(arrays)
-    return jax.tree.unflatten(structure, [next(remaining) if leaf is _split else leaf for leaf in rest])
+    return jax.tree.unflatten(structure, [next(remaining) if leaf is _ARRAY else leaf for leaf in rest])

@@ -14,9 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
-from bilevax._util.ahead import Program
+from bilevax._util.ahead import Program, split
 from bilevax._util.checks import is_traced
 
 FEW = 15_000_000  # numbers: a program that reads more, in all, is worth some seconds of compilation
@@ -75,18 +74,18 @@ class HurriedJit:
           *arguments: what the function is given.
           work: how many numbers it reads in all calls; left out, those in the arguments at each.
         """
-        leaves = jax.tree.leaves(arguments)
-        if any(map(is_traced, leaves)):
+        arrays, static = split(arguments)
+        if any(map(is_traced, arrays)):
             return self._function(*arguments)
-        program = self.program(self._is_small(leaves, work))
+        program = self.program(self._is_small(arrays, work))
         try:
-            return program(*arguments)
+            return program(arrays, static)
         except ValueError as error:
             if "compiler_options" not in str(error):
                 raise
         # Within another program, which knows these arguments: JAX allows compiler options at the top alone.
         with jax.ensure_compile_time_eval():
-            return program(*arguments)
+            return program(arrays, static)
 
     def prepare(self, *arguments: Any, work: float | None = None) -> Any:
         """Traces the function, and compiles it in another thread.
@@ -98,7 +97,8 @@ class HurriedJit:
         Returns:
           What it will return, with shapes for arrays.
         """
-        return self.program(self._is_small(jax.tree.leaves(arguments), work)).prepare(*arguments)
+        arrays, static = split(arguments)
+        return self.program(self._is_small(arrays, work)).prepare(arrays, static)
 
     def program(self, small: bool) -> Program:
         """The compiled function, for few numbers or for many."""
@@ -107,10 +107,5 @@ class HurriedJit:
             self._programs[small] = Program(self._function, options, self._kept)
         return self._programs[small]
 
-    def _is_small(self, leaves: list[Any], work: float | None) -> bool:
-        return (self._calls * sum(map(_size, leaves)) if work is None else work) <= FEW
-
-
-def _size(leaf: Any) -> int:
-    size = getattr(leaf, "size", None)
-    return int(np.size(leaf) if size is None else size)
+    def _is_small(self, arrays: list[Any], work: float | None) -> bool:
+        return (self._calls * sum(one.size for one in arrays) if work is None else work) <= FEW

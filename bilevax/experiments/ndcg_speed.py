@@ -23,7 +23,7 @@ from bilevax.applications.ranking.presets import tuned
 from bilevax.experiments.arguments import make_parser, read_options
 from bilevax.experiments.ndcg_parts import Parts, load_parts
 from bilevax.experiments.ndcg_results import CUTOFFS
-from bilevax.experiments.report import Report, markdown
+from bilevax.experiments.report import Report
 
 FORMS = ("paper", "tuned", "paper, lazy", "tuned, lazy")
 
@@ -57,7 +57,7 @@ class NDCGSpeedOptions:
 def measure(options: NDCGSpeedOptions, folder: str | Path, *, quick: bool = False) -> list[dict[str, Any]]:
     """Times epochs of every method, and evaluations on test data and on both held-out parts.
 
-    Writes `speed.md` and `speed.json`.
+    Writes the table `speed`.
 
     Returns:
       The rows of the table.
@@ -85,10 +85,7 @@ def measure(options: NDCGSpeedOptions, folder: str | Path, *, quick: bool = Fals
         training = training.replace(lazy=form.endswith("lazy"))
         rows.append(_time_epochs(method, form, training, parts, model, options))
         print(json.dumps(rows[-1]), flush=True)
-    text = f"# {options.data}: {shape}\n\n{markdown(rows)}\n"
-    (report.folder / "speed.md").write_text(text, encoding="utf-8")
-    (report.folder / "speed.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    print(text)
+    report.table("speed", rows, f"Time and memory on {options.data}", f"{shape}.")
     report.finish()
     return rows
 

@@ -7,7 +7,6 @@ from dataclasses import KW_ONLY
 from typing import Any
 
 import equinox as eqx
-import jax.numpy as jnp
 from jax import Array
 
 from bilevax._problem.problem import Problem
@@ -16,6 +15,7 @@ from bilevax._step.coefficients import Coefficient, evaluate, first
 from bilevax._step.newton import NewtonSteps
 from bilevax._step.state import State
 from bilevax._step.visit import Rates
+from bilevax._util.host import numpy_of
 from bilevax.solvers.recipe import Recipe
 from bilevax.solvers.start_checks import touched_slots
 from bilevax.solvers.upper import UpperStep
@@ -30,7 +30,8 @@ class FallingWeight(eqx.Module):
     chance: float = eqx.field(static=True)
 
     def __call__(self, step: Array) -> Array:
-        return jnp.minimum(_FIRST, _DECAY / jnp.sqrt(1.0 + step * self.chance))
+        here = numpy_of(step)
+        return here.minimum(_FIRST, _DECAY / here.sqrt(1.0 + step * self.chance))
 
     def __repr__(self) -> str:
         return f"min({_FIRST:g}, {_DECAY:g}/√visits)"

@@ -129,7 +129,7 @@ class Recipe(AbstractSolver):
 
     def _check_inverse_step(self, level: str, tracker: Tracker) -> None:
         """Raises if v is to have scales of its own: it has those of y, where y has some."""
-        inverse = evaluate(self.option("inverse_step"), jnp.zeros((), jnp.int32), level)
+        inverse = evaluate(self.option("inverse_step"), FIRST_STEP, level)
         if isinstance(inverse, PerEntry) and self.transformation(level, tracker) is None:
             raise TypeError(
                 f"inverse_step of the lower level {level!r} must be a number or a schedule unless lower_step "

@@ -1,0 +1,119 @@
+"""What follows the last step: the answer is checked, made exact where that is cheap, and doubted aloud."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+
+from bilevax._problem.problem import Problem
+from bilevax._run.chunks import work_of_a_step
+from bilevax._run.finish import finish, newton_steps_left
+from bilevax._run.interrupts import Interrupts
+from bilevax._run.outcome import Outcome
+from bilevax._run.run import Result, Run
+from bilevax._run.sharding import Shards
+from bilevax._run.stop import Stop
+from bilevax._run.verification import can_verify, verify
+from bilevax._step.pace import Pace, paces, shortest_window
+from bilevax._step.state import State
+from bilevax._util.trees import PyTree
+from bilevax.solvers.base import AbstractSolver
+
+_WINDOWS, _FIRST_WINDOWS = 40, 16  # of `automatic_step`: enough to get somewhere; x gathers speed
+_FAR_SHORTER = 1e-3  # than at first: so short are steps after five returns
+_STILL_STEEP = 0.5  # ‖z‖, as a share of its largest value: x has hardly begun
+_MEANT = 20  # steps, from which on a run is meant to get somewhere
+_VERIFIED = 500  # steps of a run that is verified unasked
+_LONGER = 0.1  # of the seconds that a run may take, for exact steps after them
+
+
+def verifies(stop: Stop, problem: Problem, state: State, steps: int, shards: Shards | None) -> bool:
+    """Whether to solve a few blocks of a run of so many steps."""
+    if shards is not None or stop.verify is not None:
+        return shards is None and bool(stop.verify)
+    work = steps * work_of_a_step(problem, state)
+    return steps >= _VERIFIED and can_verify(problem, state.y, work)
+
+
+def end(
+    reached: Result,
+    problem: Problem,
+    x0: PyTree,
+    run: Run,
+    interrupts: Interrupts,
+    *,
+    solver: AbstractSolver,
+    stop: Stop,
+    shards: Shards | None,
+) -> tuple[Result, str]:
+    """The result of a run with all that is known about it, and what is to be doubted, if anything."""
+    doubt = ""
+    if shards is None and reached.outcome is Outcome.FINISHED:
+        doubt = _too_short(run) or _went_back_often(reached)
+    is_answer = reached.outcome not in (Outcome.DIVERGED, Outcome.INTERRUPTED)
+    if not (is_answer and verifies(stop, problem, reached.state, run.done, shards)):
+        return reached, doubt
+    until = time.monotonic() + (math.inf if stop.seconds is None else _LONGER * stop.seconds)
+    with interrupts:
+        found = verify(problem, reached.state, x0, solver=solver)
+        reached = dataclasses.replace(reached, verification=found)
+        doubt = found.message or doubt
+        if run.referee is not None and reached.outcome is Outcome.FINISHED:
+            doubt = doubt or run.referee.still_falls(run.done, found.objective)
+        if _finishes(stop, reached.state) and not found.ill_posed:
+
+            def is_over() -> bool:
+                return interrupts.caught is not None or time.monotonic() > until
+
+            reached, doubt = _finished(problem, reached, x0, run.done, is_over, doubt)
+    if interrupts.caught is not None:
+        reached = dataclasses.replace(reached, outcome=Outcome.INTERRUPTED)
+    return reached, doubt
+
+
+def _finishes(stop: Stop, state: State) -> bool:
+    """Whether a run may end with exact steps: not if others choose its x, or keep it in a set."""
+    return stop.finish and stop.patience is None and isinstance(state.optimizer, Pace)
+
+
+def _finished(
+    problem: Problem, reached: Result, x0: PyTree, steps: int, is_over: Callable[[], bool], doubt: str
+) -> tuple[Result, str]:
+    """The result after exact steps, where they are cheap, and what is to be doubted then."""
+    newton_steps = newton_steps_left(problem, reached.state.y, steps * work_of_a_step(problem, reached.state))
+    found = finish(problem, reached.state, x0, newton_steps, is_over) if newton_steps else None
+    if found is None:
+        return reached, doubt
+    message = f"{reached.message}; {found.report}"
+    after = dataclasses.replace(reached, x=found.x, y=found.y, finish=found.report, message=message)
+    return after, found.report.doubt(steps) or (doubt if found.report.is_steep else "")
+
+
+def _went_back_often(reached: Result) -> str:
+    """What to say if steps were shortened so much that x may hardly have moved since."""
+    last = reached.recoveries[-1] if reached.recoveries else None
+    if last is None or last.factor > _FAR_SHORTER:
+        return ""
+    return (
+        f"the run went back {len(reached.recoveries)} times, and has taken {last.factor:.2g} times the "
+        f"{last.what} since step {last.back_to}: x may be far from a minimum. Try another x0, standardised "
+        "data, or compare with exact gradients (bx.value_and_hypergradient)"
+    )
+
+
+def _too_short(run: Run) -> str:
+    """What to try if the automatic upper step has not begun to move x, or not got far; empty if it has."""
+    sampler, moving = run.state.sampler, paces(run.state.optimizer)
+    window = shortest_window(sampler.per_step / sampler.blocks)
+    enough = _WINDOWS * window
+    if run.done < _MEANT or run.done >= enough or not moving:
+        return ""
+    advice = f"{run.done} steps were too few for that: try steps={enough} or more"
+    if any(float(one.scale) == 0 for one in moving):
+        return f"x has not moved yet: the automatic upper step waits while y and v settle, and {advice}"
+    slopes = run.history["gradient_norm"]
+    if run.done < _FIRST_WINDOWS * window and slopes[-1] > _STILL_STEEP * max(slopes):
+        return f"x has not got far: the automatic upper step begins with short steps, and {advice}"
+    return ""

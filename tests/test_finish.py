@@ -1,0 +1,133 @@
+"""Exact steps at the end of a run."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bilevax as bx
+from bilevax._run.finish import finish
+from bilevax.testing import logistic_blocks, quadratic_blocks, ridge_blocks
+
+
+def run(case, steps=600, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", bx.AccuracyWarning)
+        return bx.minimize(case.problem, case.x0, case.y0, steps=steps, progress=None, **options)
+
+
+def gap(case, x, start=None):
+    return (case.value(x) - case.least) / (case.value(case.x0 if start is None else start) - case.least)
+
+
+@pytest.mark.parametrize("make", [quadratic_blocks, ridge_blocks])
+def test_exact_steps_end_at_the_minimum_that_a_short_run_is_far_from(make):
+    case = make(m=20, d_x=4, d_y=4, rows=20, conditioning=30.0)
+    few = {"blocks_per_step": 2, "batch_size": 2}
+    without = run(case, stop=bx.Stop(finish=False, verify=True), **few)
+    result = run(case, stop=bx.Stop(verify=True), **few)
+    assert without.finish is None
+    assert gap(case, without.x) > 1e-3
+    assert gap(case, result.x) < 1e-5
+    np.testing.assert_array_equal(result.state.x, without.x)
+    assert result.finish.after < result.finish.before
+    assert str(result.finish) in result.message
+
+
+def test_y_is_solved_at_the_x_that_is_returned():
+    case = logistic_blocks(m=12, d_x=3, d_y=3, rows=20)
+    result = run(case)
+    assert result.finish is not None
+    np.testing.assert_allclose(result.y, case.lower_solution(result.x), rtol=1e-3, atol=1e-4)
+    assert result.finish.after == pytest.approx(case.value(result.x), rel=1e-5)
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1e3])
+def test_units_of_x_and_of_f_do_not_matter(unit):
+    case = quadratic_blocks(m=10, d_x=4, d_y=4, rows=10, conditioning=30.0)
+
+    def scaled(of_x, of_f):
+        given = case.problem
+        return bx.Problem(
+            upper=lambda x, y, block, batch: of_f * given.upper(x / of_x, y, block, batch),
+            lower=lambda x, y, block, batch: given.levels["lower"].function(x / of_x, y, block, batch),
+            blocks=given.blocks,
+            upper_data=given.upper_data,
+            lower_data=given.lower_data[0],
+        )
+
+    for of_x, of_f in ((unit, 1.0), (1.0, unit)):
+        result = bx.minimize(scaled(of_x, of_f), of_x * case.x0, case.y0, steps=500, progress=None)
+        assert result.finish is not None
+        assert gap(case, np.asarray(result.x, np.float64) / of_x) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"solver": bx.SOBA(upper_step=0.01)},
+        {"stop": bx.Stop(patience=50)},
+        {"stop": bx.Stop(verify=False)},
+        {"stop": bx.Stop(finish=False)},
+        {"steps": 100},
+    ],
+)
+def test_x_stays_where_steps_that_were_chosen_have_brought_it(options):
+    case = quadratic_blocks(m=6, d_x=3, d_y=3, rows=10)
+    result = run(case, **options)
+    assert result.finish is None
+    np.testing.assert_array_equal(result.x, result.state.x)
+
+
+def test_lower_problems_without_a_unique_minimum_are_left_alone():
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: jnp.sum((y - block) ** 2) + jnp.sum(x**2),
+        lower=lambda x, y, block, batch: (y[0] + y[1] - x[0]) ** 2,
+        blocks=jnp.arange(8.0).reshape(4, 2),
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = bx.minimize(problem, jnp.ones(1), jnp.zeros((4, 2)), steps=600, progress=None)
+    assert result.finish is None
+    assert any(one.category is bx.AccuracyWarning for one in caught)
+
+
+def test_x_that_has_hardly_moved_is_no_obstacle():
+    case = quadratic_blocks(m=6, d_x=3, d_y=3, rows=10)
+    state = run(case, steps=20).state
+    found = finish(case.problem, state, case.x0, 1000)
+    assert found is not None
+    assert gap(case, found.x) < 1e-5
+
+
+def test_the_search_ends_when_it_is_told_to_with_the_best_so_far():
+    case = quadratic_blocks(m=6, d_x=3, d_y=3, rows=10, conditioning=30.0)
+    state, looks = run(case, steps=20).state, iter(range(5))
+    found = finish(case.problem, state, case.x0, 1000, lambda: next(looks, None) is None)
+    assert found is not None
+    assert found.report.evaluations == 5
+    assert found.report.after <= found.report.before
+
+
+def test_a_run_that_still_falls_when_its_evaluations_are_used_up_says_so():
+    case = logistic_blocks(m=6, d_x=6, d_y=6, rows=30, conditioning=100.0)
+    state = run(case, steps=20).state
+    found = finish(case.problem, state, case.x0, 20)
+    assert found is not None
+    assert found.report.falling > 0
+    assert "steps=2000 instead of 500" in found.report.doubt(500)
+
+
+def test_a_run_that_was_killed_and_resumed_ends_at_the_same_bits(tmp_path):
+    case = ridge_blocks(m=8, d_x=3, d_y=3, rows=10)
+    whole = run(case)
+    saves = bx.Checkpoint(tmp_path, resume=True)
+    run(case, steps=300, checkpoint=saves)
+    resumed = run(case, checkpoint=saves)
+    for one, other in zip(
+        jax.tree.leaves((whole.x, whole.y)), jax.tree.leaves((resumed.x, resumed.y)), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+    assert resumed.finish == whole.finish
