@@ -33,16 +33,17 @@ HERE = Path(__file__).parent
 
 
 class Side:
-    """A process with the packages of a tree."""
+    """A process with the packages of a tree, before those that this process may use."""
 
     def __init__(self, tree: Path):
+        path = os.pathsep.join(filter(None, [str(tree), os.environ.get("PYTHONPATH")]))
         self.process = subprocess.Popen(
             [sys.executable, "-P", str(HERE / "turns.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd=tree,
-            env=os.environ | {"PYTHONPATH": str(tree)},
+            env=os.environ | {"PYTHONPATH": path},
         )
 
     def ask(self, method: str, upper_step: float | None, steps: int) -> Any:
@@ -112,6 +113,15 @@ def joined(files: list[Path]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: METHODS.split().index(row["method"]))
 
 
+def facts(files: list[Path]) -> dict[str, Any]:
+    """What the settings of several runs say together: each with its options, and all their seconds."""
+    runs = [json.loads(path.with_name("settings.json").read_text(encoding="utf-8")) for path in files]
+    return {
+        "runs": [run["options"] for run in runs],
+        "seconds": round(sum(run["seconds"] for run in runs), 1),
+    }
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -143,6 +153,9 @@ def main() -> None:
             rows.append(measured(trees, method, options))
             report.table("against", rows, "Time per step", note)  # as far as it has come
     report.finish()
+    if options.join:
+        for name, value in facts(options.join).items():
+            report.fact(name, value)
 
 
 if __name__ == "__main__":

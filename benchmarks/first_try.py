@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ import numpy as np
 from scipy.optimize import minimize as scipy_minimize
 
 import bilevax as bx
+from bilevax.experiments.report import Report, command_line
 
 
 class Case(NamedTuple):
@@ -87,17 +89,18 @@ def least(case: Case) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--blocks", type=int, default=30.0)
+    parser.add_argument("--blocks", type=int, default=2000)
     parser.add_argument("--rows", type=int, default=500)
     parser.add_argument("--features", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--solver", default=None, help="the name of a method; left out, the default")
     parser.add_argument("--sampling", nargs="*", default=[], help="more pairs I:B")
+    parser.add_argument("--out", type=Path, default=Path("results/first_try"))
     options = parser.parse_args()
+    report = Report(options.out, command_line(options))
     case = ridges(options.blocks, options.rows, options.features)
     best, first = least(case), float(case.value_and_gradient(case.x0)[0])
-    print("| given | I | B | seconds, with compilation | steps | gap |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    found: list[dict[str, Any]] = []
     for given in ["nothing", "all:all", *options.sampling]:
         pair: Any = (
             [] if given == "nothing" else [one if one == "all" else int(one) for one in given.split(":")]
@@ -115,10 +118,12 @@ def main() -> None:
         seconds, sampler = time.perf_counter() - began, result.state.sampler
         gap = (float(case.value_and_gradient(result.x)[0]) - best) / (first - best)
         rows = "all" if sampler.batch_size is None else sampler.batch_size
-        print(
-            f"| {given} | {sampler.per_step} | {rows} | {seconds:.1f} | {result.state.step} | {gap:.4f} |",
-            flush=True,
-        )
+        row: dict[str, Any] = {"given": given, "I": sampler.per_step, "B": rows}
+        row |= {"seconds": f"{seconds:.1f}", "steps": int(result.state.step), "gap": f"{gap:.4f}"}
+        found.append(row)
+        note = "Seconds with compilation; gap: (F − F_best)/(F_0 − F_best)."
+        report.table("first_try", found, "A first try on large data", note)
+    report.finish()
 
 
 if __name__ == "__main__":

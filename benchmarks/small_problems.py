@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ import numpy as np
 from scipy.optimize import minimize as scipy_minimize
 
 import bilevax as bx
+from bilevax.experiments.report import Report, command_line
 
 SIZES = [
     (10, 50, 10),
@@ -96,21 +98,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sizes", type=int, default=len(SIZES), help="how many of the sizes to run")
     parser.add_argument("--steps", type=int, default=6000, help="of a run")
+    parser.add_argument("--out", type=Path, default=Path("results/small_problems"))
     options = parser.parse_args()
-    print("| m | rows | d | L-BFGS: evaluations, seconds | default run: steps, seconds |")
-    print("| --- | --- | --- | --- | --- |")
+    report = Report(options.out, command_line(options))
+    rows: list[dict[str, Any]] = []
     for m, n, d in SIZES[: options.sizes]:
         problem, x0, y0 = ridges(m, n, d)
         exact = by_lbfgs(problem, x0, y0)
         bound = 0.99 * min(value for _, value in exact) + 0.01 * exact[0][1]
         count = next(number for number, (_, value) in enumerate(exact) if value <= bound)
         path, y = by_run(problem, x0, y0, options.steps)
-        shown = f"not within {options.steps}, {path[-1][0]:.1f}"
+        steps, seconds = f"not within {options.steps}", path[-1][0]
         for number, (at, x) in enumerate(path):
             if float(bx.objective(problem, jnp.asarray(x), y)) <= bound:
-                shown = f"{200 * (number + 1)}, {at:.1f}"
+                steps, seconds = str(200 * (number + 1)), at
                 break
-        print(f"| {m} | {n} | {d} | {count + 1}, {exact[count][0]:.1f} | {shown} |", flush=True)
+        row: dict[str, Any] = {"m": m, "rows": n, "d": d, "evaluations": count + 1}
+        row |= {"L-BFGS, seconds": f"{exact[count][0]:.1f}", "steps": steps, "run, seconds": f"{seconds:.1f}"}
+        rows.append(row)
+        report.table("small_problems", rows, "Until 1% of the way is left, in seconds of the processor")
+    report.finish()
 
 
 if __name__ == "__main__":

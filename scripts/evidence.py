@@ -43,6 +43,7 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "evidence"
 KEPT = (".csv", ".md", ".png", ".pdf")
 MOST_BYTES = 5_000_000
+MOST_ROWS = 200  # of a table whose figures a text may have
 
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 _FIGURE = re.compile(rf"({_NUMBER})(?: ± ({_NUMBER}))?")
@@ -163,10 +164,14 @@ def _measured(figure: Figure) -> bool:
     return len(figure) == 2 or int(figure[0].as_tuple().exponent) < 0
 
 
+def _plain_number(figure: Figure) -> bool:
+    return not _measured(figure) and figure[0] <= 100
+
+
 def _known(names: list[str], folder: Path) -> set[Figure]:
-    """The figures of the tables and of the settings in some folders."""
-    tables = (table for name in names for table in (folder / name).glob("*.csv"))
-    found = {figure for table in tables for row in _rows(table) for figure in row}
+    """The figures of the tables and of the settings in some folders; curves have nearly every figure."""
+    tables = [_rows(table) for name in names for table in (folder / name).glob("*.csv")]
+    found = {figure for rows in tables if len(rows) <= MOST_ROWS for row in rows for figure in row}
     for name in names:
         if (folder / name / "settings.json").exists():
             found.update(text_figures((folder / name / "settings.json").read_text(encoding="utf-8")))
@@ -178,8 +183,8 @@ def _derived(equation: str, sources: Sources, folder: Path) -> tuple[Figure, boo
     left, _, right = _plain(equation).partition(" = ")
     figure, known = text_figures(left)[0], _known(sources.names, folder) | set(sources.beside)
     tree = ast.parse(right, mode="eval").body
-    operands = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    held = all(any(agree((Decimal(str(one)),), other) for other in known) for one in operands)
+    operands = [(Decimal(str(node.value)),) for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    held = all(any(agree(one, other) for other in known) for one in operands if not _plain_number(one))
     return figure, held and agree(figure, (Decimal(_value(tree)),))
 
 

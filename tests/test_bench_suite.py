@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from benchmarks import peers, suite
+from benchmarks import against, peers, suite
 from scripts import evidence
 
 
@@ -87,3 +87,21 @@ def test_the_latest_record_of_the_same_machine_counts(tmp_path):
         (tmp_path / f"{name}.json").write_text(json.dumps(record))
     assert suite.latest(tmp_path, {"commit": "d", "machine": "m"}) == tmp_path / "b.json"
     assert suite.latest(tmp_path / "nothing", {"commit": "d", "machine": "m"}) is None
+
+
+def test_tables_that_are_joined_say_how_long_their_runs_took(tmp_path, monkeypatch):
+    files = []
+    for number, method in enumerate(["SOBA", "MMBO"], 1):
+        folder = tmp_path / method
+        folder.mkdir()
+        files.append(folder / "against.csv")
+        files[-1].write_text(f"method,µs per step\n{method},10\n", encoding="utf-8")
+        settings = {"options": {"methods": method}, "seconds": 100.5 * number}
+        (folder / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
+    together = tmp_path / "both"
+    monkeypatch.setattr("sys.argv", ["against", "--join", *map(str, files), "--out", str(together)])
+    against.main()
+    settings = json.loads((together / "settings.json").read_text(encoding="utf-8"))
+    assert settings["seconds"] == 301.5
+    assert [run["methods"] for run in settings["runs"]] == ["SOBA", "MMBO"]
+    assert "MMBO,10\nSOBA,10" in (together / "against.csv").read_text(encoding="utf-8").replace("\r", "")

@@ -133,6 +133,12 @@ def test_figures_of_settings_are_known_and_figures_within_code_are_not_compared(
     assert said(folder, page, {"chance": 0.125, "quick": False}) == [(3, "0.88")]
 
 
+def test_a_curve_is_no_evidence_for_a_text(folder):
+    rows = "".join(f"{number},{number / 1000}\n" for number in range(1, 250))
+    (folder / "evidence" / "one" / "curve.csv").write_text(f"step,loss\n{rows}", encoding="utf-8")
+    assert said(folder, "[one](evidence/one) .123\n") == [(1, ".123")]
+
+
 def test_what_is_no_measurement_is_given_with_a_reason(folder):
     assert said(folder, "A goal of 1.3.\n\n<!-- given: 1.3; a goal -->\n") == []
     assert said(folder, "A goal of 1.3.\n\n<!-- given: 1.2; a goal -->\n") == [(1, "1.3")]
@@ -146,7 +152,7 @@ def test_derived_figures_are_computed_from_those_of_the_evidence(folder):
     assert said(folder, page.format("3.22 = 1868 / 579.4", "3.23")) == [(5, "3.23")]
     assert said(folder, page.format("3.23 = 1868 / 579.4", "3.23")) == [(1, "3.23 = 1868 / 579.4")]
     assert said(folder, page.format("3.21 = 1868 / 581.4", "3.21")) == [(1, "3.21 = 1868 / 581.4")]
-    assert said(folder, page.format("-1.17 = -log(1868 / 579.4)", "−1.17")) == []
+    assert said(folder, page.format("-1.69 = log(1868 / 579.4) / log(1 / 2)", "−1.69")) == []
     with pytest.raises(ValueError, match=r"an equation has figures, .*got open\(0.0622\)"):
         said(folder, page.format("1.5 = open(0.0622)", "1.5"))
 

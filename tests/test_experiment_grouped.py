@@ -19,8 +19,10 @@ from bilevax.data import generate
 from bilevax.experiments import grouped, grouped_trials
 from bilevax.experiments.grouped_baselines import (
     Sums,
+    _fit_intercepts,
     group_intercepts,
     laplace_em,
+    logistic_intercepts,
     squared_baselines,
 )
 from bilevax.experiments.grouped_batches import Batch, logistic, quantile_regression
@@ -80,6 +82,27 @@ def test_group_intercepts_and_logistic_fits_are_those_of_other_code():
     for i, (a, b) in enumerate([(0, 20), (20, 60)]):
         theirs = LogisticRegression(C=2.0, tol=1e-8).fit(X[a:b, 1:], y[a:b])
         np.testing.assert_allclose(ours[i], [theirs.intercept_[0], *theirs.coef_[0]], atol=1e-4)
+
+
+def test_logistic_intercepts_are_those_of_one_hot_groups():
+    random = np.random.default_rng(0)
+    group = np.sort(random.integers(0, 12, 200))
+    X = np.concatenate([np.ones((200, 1)), random.normal(size=(200, 2))], 1)
+    eta = X @ [0.2, 1.0, -0.5] + random.normal(size=12)[group]
+    y = (random.random(200) < 1 / (1 + np.exp(-eta))).astype(float)
+    y[group == 3] = 1.0  # one class: without a strength there would be no finite intercept
+    rows = Rows.by(X, y, group)
+    for strength in (0.5, 4.0):
+        found = _fit_intercepts(rows, np.ones(200), strength, np.zeros((12, 3)))
+        # scikit-learn has one strength for all columns: slopes have hardly any as long columns.
+        hot = np.concatenate([np.eye(12)[group], 1e4 * X[:, 1:]], 1)
+        theirs = LogisticRegression(C=1 / strength, tol=1e-10, solver="newton-cholesky").fit(hot, y)
+        np.testing.assert_allclose(found[:, 1:], np.tile(1e4 * theirs.coef_[0, 12:], (12, 1)), atol=1e-4)
+        np.testing.assert_allclose(found[:, 0], theirs.intercept_ + theirs.coef_[0, :12], atol=1e-4)
+    chosen = logistic_intercepts(rows, 0)
+    assert np.isfinite(chosen).all()
+    assert np.ptp(chosen[:, 1:], axis=0).max() == 0
+    assert np.ptp(chosen[:, 0]) > 0.1
 
 
 def test_quantile_regressions_are_those_of_scikit_learn():

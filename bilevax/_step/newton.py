@@ -44,6 +44,7 @@ from bilevax._step.linear_algebra import (
     flatten_slots,
     free_part,
     raise_eigenvalues,
+    run_if,
     solve,
     solve_indefinite,
     unflatten_slots,
@@ -92,7 +93,12 @@ class NewtonSteps(TrackedSolve):
         slopes = self.lower_gradient(seen, visit), self.solve_gradient(seen, visit)
         values = point.y[visit.name], v[visit.name]
         scales = _scales(hessian)
-        raised = ((hessian - tracked) @ flatten_slots(v[visit.name])[..., None])[..., 0] / weight
+        flat_v = flatten_slots(v[visit.name])
+        raised = run_if(
+            repaired > 0,
+            lambda: ((hessian - tracked) @ flat_v[..., None])[..., 0] / weight,
+            jnp.zeros_like(flat_v),
+        )
         right = jnp.stack([flatten_slots(slopes[0]), flatten_slots(slopes[1]) + raised], -1)
         right = right / scales[..., None]
         inverse = solve if signs is None else solve_indefinite

@@ -113,7 +113,8 @@ def real_array(name: str, value: Any) -> np.ndarray:
 def number(name: str, value: Any, least: float, *, zero: bool = True, high: float | None = None) -> None:
     """One finite number from `least` (above it, if `zero` is False) to `high`; traced ones pass."""
     if callable(value) or isinstance(value, (list, tuple)) or np.ndim(value) != 0:
-        got = f"shape {value.shape}" if hasattr(value, "shape") else type(value).__name__
+        shape = getattr(value, "shape", None)
+        got = type(value).__name__ if shape is None else f"shape {shape}"
         raise TypeError(f"{name} must be a number, got {got}")
     coefficient(name, value, low=least, high=high, zero=zero, optional=False, kinds="a number")
 

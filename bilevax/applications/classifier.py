@@ -11,7 +11,6 @@ from scipy.special import softmax
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
-    from sklearn.utils import check_random_state
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, validate_data
     from threadpoolctl import threadpool_limits  # comes with scikit-learn
@@ -27,6 +26,7 @@ from bilevax.applications.cross_validated import BilevelSettings
 from bilevax.applications.linear import all_logits
 from bilevax.applications.noisy_task import NoisyTask
 from bilevax.applications.refit import SIZE, learn
+from bilevax.applications.seeds import drawn_from
 
 _DENSE = 2**24  # sparse features with at most this many entries, zeros included, are made dense
 
@@ -63,7 +63,7 @@ class ReweightedClassifier(ClassifierMixin, BaseEstimator):
       raise_on_interrupt: whether `fit` raises `KeyboardInterrupt` after SIGINT or SIGTERM, so that a script
         or a grid search ends and saves no unfinished model. The model with the weights found so far is in
         place in either case.
-      random_state: seed or generator of the folds and of the bilevel run.
+      random_state: seed or `numpy.random.RandomState` of the folds and of the bilevel run.
 
     Attributes:
       classes_: the classes.
@@ -143,7 +143,7 @@ class ReweightedClassifier(ClassifierMixin, BaseEstimator):
           KeyboardInterrupt: the fit was interrupted.
         """
         self._check_parameters()
-        random = check_random_state(self.random_state)
+        random = drawn_from(self.random_state)
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, accept_large_sparse=False)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)

@@ -17,7 +17,6 @@ try:
     from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
-    from sklearn.utils import check_random_state
     from sklearn.utils.multiclass import check_classification_targets, type_of_target
     from sklearn.utils.validation import check_is_fitted, validate_data
 except ImportError as error:
@@ -28,6 +27,7 @@ from bilevax.applications import interrupted
 from bilevax.applications.auc import saved
 from bilevax.applications.auc.objectives import SURROGATES, Score, linear_score, scores
 from bilevax.applications.linear import calibrate
+from bilevax.applications.seeds import drawn_from
 
 _DENSE = 2**29  # entries of X, zeros included: more do not fit
 _START, _RIDGE = 100, 2e-3  # iterations and ridge of the logistic regression that a linear score starts from
@@ -63,7 +63,7 @@ class RankingClassifier(ClassifierMixin, BaseEstimator):
           KeyboardInterrupt: the fit was interrupted.
         """
         self._check_parameters()
-        random = check_random_state(self.random_state)
+        random = drawn_from(self.random_state)
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64)
         rows, positive = self._dense(X), self._positive(y)
         self._shift, self._scale = rows.mean(0), _deviations(rows)

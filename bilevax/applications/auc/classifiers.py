@@ -36,7 +36,7 @@ class PartialAUCClassifier(RankingClassifier):
       progress: "auto", "bar", "lines", or None for silence.
       raise_on_interrupt: whether `fit` raises `KeyboardInterrupt` after SIGINT or SIGTERM; the score found so
         far is in place in either case.
-      random_state: seed or generator of the samples.
+      random_state: seed or `numpy.random.RandomState` of the samples.
 
     Attributes:
       classes_: the negative class and the positive one, in sorted order.
@@ -122,7 +122,7 @@ class AveragePrecisionClassifier(RankingClassifier):
       solver: a method of bilevax with its hyper-parameters; left out, one that needs no tuning.
       progress: "auto", "bar", "lines", or None for silence.
       raise_on_interrupt: as in `PartialAUCClassifier`.
-      random_state: seed or generator of the samples.
+      random_state: seed or `numpy.random.RandomState` of the samples.
 
     Attributes:
       classes_: the negative class and the positive one, in sorted order.

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import warnings
 from typing import Any
 
+import jax
 import numpy as np
 from scipy import sparse
 
 try:
     from sklearn.base import BaseEstimator
-    from sklearn.utils import check_random_state
     from sklearn.utils.validation import (
         _check_sample_weight,  # pyright: ignore[reportPrivateUsage]
         check_is_fitted,
@@ -32,12 +33,15 @@ from bilevax.applications.grouped.learning import (
     fit_groups,
     held_out_errors,
     learn,
+    noise_of,
     prior_errors,
 )
+from bilevax.applications.grouped.loss_units import units_of
 from bilevax.applications.grouped.losses import Loss, check_loss
 from bilevax.applications.grouped.metadata import Encoder
 from bilevax.applications.grouped.panel import Panel, Scaling
 from bilevax.applications.grouped.priors import FORMS, Prior
+from bilevax.applications.seeds import drawn_from
 
 _FULL_SIZE, _FULL_GROUPS = 32, 10  # "auto" is "full" for so many features, and so many groups per feature
 _STORED = 2**26  # the most entries of the variances of all groups
@@ -90,7 +94,7 @@ class GroupedModel(BaseEstimator):
         self, X: np.ndarray, target: np.ndarray, groups: Any, metadata: Any, weight: np.ndarray
     ) -> GroupedModel:
         """Fits everything; `target` is a vector of numbers, and rows without weight are gone."""
-        random = check_random_state(self.random_state)
+        random = drawn_from(self.random_state)
         seed = int(random.randint(2**31 - 1))
         if groups is None:
             warnings.warn(
@@ -109,9 +113,15 @@ class GroupedModel(BaseEstimator):
         known = self._known(metadata, list(index.place))
         self._scaling = Scaling.of(X, target, weight, targets=self._scales_target())
         self._level = self._level_of(target, weight)
+        self._units = None
         if callable(self.loss):
             check_loss(self._loss)
-        panel = Panel.by_group(X, target / self._level, weight, codes, known, self._scaling)
+            units = units_of(self._loss, target, weight, seed, constant=self._predicts_targets())
+            self._scaling = dataclasses.replace(
+                self._scaling, target_shift=units.shift, target_scale=units.scale
+            )
+            self._units = units
+        panel = Panel.by_group(X, self._in_units(target), weight, codes, known, self._scaling)
         panel = self._look_at(panel)
         self._prior = self._form(panel)
         most = int(self.prior_groups)
@@ -143,6 +153,8 @@ class GroupedModel(BaseEstimator):
         # A Poisson loss that is divided by its level has so much less noise.
         self._errors, self._prior_errors, self._noise = np.zeros(0), np.zeros(0), self._level**-0.5
         self._judged = 0  # rows
+        if callable(self.loss):
+            self._noise = noise_of(judge, self._x, judged_groups(part), seed)
         if self._has_intervals():
             few = judged_groups(part)
             errors, weights = held_out_errors(judge, self._x, few, seed)
@@ -155,6 +167,8 @@ class GroupedModel(BaseEstimator):
             self._prior_errors = _weighted_quantiles(own, some.weight, shares)
         self._find_steps(part, learnt, seed)
         self.history_, self.n_iter_ = np.asarray(learnt.history), max(learnt.steps, 1)
+        if self._units is not None:
+            self.history_ = self._units.level + self._units.size * (self.history_ - 0.5)
         self.outcome_ = learnt.outcome
         self._publish()
         if learnt.outcome is bx.Outcome.INTERRUPTED:
@@ -173,7 +187,7 @@ class GroupedModel(BaseEstimator):
         new = GroupIndex.of(names, len(X))
         ids = list(new.place)
         codes, known = new.codes(names, len(X)), self._known(metadata, ids)
-        panel = Panel.by_group(X, target / self._level, weight, codes, known, self._scaling)
+        panel = Panel.by_group(X, self._in_units(target), weight, codes, known, self._scaling)
         fits = fit_groups(panel, self._prior, self._loss, self._x, variance=self._variance is not None)
         self._warn_of_unsolved(fits)
         old = [place for one, place in self._index.place.items() if one not in new.place]
@@ -350,7 +364,22 @@ class GroupedModel(BaseEstimator):
     def _judging(self) -> Judging:
         return Judging(int(self.folds), self.judge, float(self.newcomers))
 
+    def _precision(self) -> Any:
+        """A loss that a user gave sees targets as they are: where these are far from zero beside their
+        spread, single precision has too few digits."""
+        return jax.enable_x64(True) if callable(self.loss) else contextlib.nullcontext()
+
+    def _in_units(self, target: np.ndarray) -> np.ndarray:
+        """Targets as the model sees them."""
+        if callable(self.loss):
+            return target
+        return (target / self._level - self._scaling.target_shift) / self._scaling.target_scale
+
     def _scales_target(self) -> bool:
+        raise NotImplementedError
+
+    def _predicts_targets(self) -> bool:
+        """Whether predictions are of the kind of targets, and not logits."""
         raise NotImplementedError
 
     def _has_intervals(self) -> bool:
@@ -373,7 +402,8 @@ class GroupedModel(BaseEstimator):
 
     @property
     def _loss(self) -> Loss:
-        return self._make_loss()  # not stored: functions cannot be pickled
+        # Not stored: functions cannot be pickled.
+        return dataclasses.replace(self._make_loss(), units=getattr(self, "_units", None))
 
 
 class _NewGroup:

@@ -39,7 +39,7 @@ class GroupedClassifier(ClassifierMixin, GroupedModel):
       tol: stop when a step lowers the loss by less than this share.
       progress: "auto", "bar", "lines", or None for silence.
       raise_on_interrupt: as in `GroupedRegressor`.
-      random_state: seed or generator of the folds and of the choice of groups.
+      random_state: seed or `numpy.random.RandomState` of the folds and of the choice of groups.
 
     Attributes:
       classes_: the classes.
@@ -78,7 +78,7 @@ class GroupedClassifier(ClassifierMixin, GroupedModel):
         prior_groups: int = 20_000,
         unseen: str = "prior",
         max_iter: int = 200,
-        tol: float = 1e-4,
+        tol: float = 3e-4,
         progress: Any = None,
         raise_on_interrupt: bool = True,
         random_state: Any = None,
@@ -126,7 +126,8 @@ class GroupedClassifier(ClassifierMixin, GroupedModel):
                 f"{type(self).__name__} needs samples of at least 2 classes in the data, but the data "
                 f"contains only one class: {self.classes_[0]!r}"
             )
-        self._fit(X, codes.astype(float), groups, metadata, weight)
+        with self._precision():
+            self._fit(X, codes.astype(float), groups, metadata, weight)
         return self
 
     def adapt(
@@ -155,11 +156,12 @@ class GroupedClassifier(ClassifierMixin, GroupedModel):
         if unseen.size:
             raise ValueError(f"y contains previously unseen labels: {unseen.tolist()}")
         codes = np.searchsorted(self.classes_, y).astype(float)
-        return self._adapted(X, codes, groups, metadata, weight)
+        with self._precision():
+            return self._adapted(X, codes, groups, metadata, weight)
 
     def decision_function(self, X: Any, groups: Any = None, metadata: Any = None) -> np.ndarray:
         """Logits: of the second of two classes, (n,), or of all classes, (n, C)."""
-        eta = self._predictors(X, groups, metadata)[1]
+        eta = self._scaling.target_scale * self._predictors(X, groups, metadata)[1]
         return eta[:, 0] if eta.shape[1] == 1 else eta
 
     def predict_proba(self, X: Any, groups: Any = None, metadata: Any = None) -> np.ndarray:
@@ -212,6 +214,9 @@ class GroupedClassifier(ClassifierMixin, GroupedModel):
             raise ValueError(f"loss must be 'logistic' or a function, got {self.loss!r}")
 
     def _scales_target(self) -> bool:
+        return False
+
+    def _predicts_targets(self) -> bool:
         return False
 
     def _has_intervals(self) -> bool:

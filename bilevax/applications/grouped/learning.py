@@ -14,7 +14,6 @@ upper variables and small lower problems. So all of them are solved in every eva
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from typing import Any
 
@@ -43,7 +42,7 @@ from bilevax.applications.grouped.newton import (
 )
 from bilevax.applications.grouped.panel import Panel
 from bilevax.applications.grouped.priors import Prior, X
-from bilevax.applications.grouped.start import Parabolas, enough, starts
+from bilevax.applications.grouped.start import Parabolas, enough, row_slopes, starts
 from bilevax.applications.grouped.sums import group_sums
 
 _START_ROWS = 20_000
@@ -52,7 +51,7 @@ _NONE = -9.0  # added to the logarithm of a strength: none
 # all: more would take longer and tell little more.
 _FOLDED, _FOLDED_ROWS = 10, 1_000
 _COMPARED = 100  # groups that starts are compared on, where that takes Newton steps
-_OF_PART = 1e-4  # the tolerance on a part of the groups, unless it is larger on all
+_OF_PART = 1e-4  # the least tolerance on a part of the groups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,10 +174,12 @@ def learn(
     x = next(fine, ranked[0])
     weight = unit / panel.weight.sum()
     way = _Way(prior, x, panel.known, weight, max_iter, bx.make_progress(progress, max_iter))
+    # On a part, F is off by chance as many times as much as the part is smaller: to go on there helps nothing.
+    of_part = max(tol * whole.blocks.count / few.blocks.count, _OF_PART)
     with way.display:
         for judge in [few, whole] if few is not whole else [whole]:
             if not way.interrupted:
-                way.descend(judge, tol if judge is whole else max(tol, _OF_PART))
+                way.descend(judge, tol if judge is whole else of_part)
     if not (np.diff(panel.offsets) > 1).any():
         way.x = way.x | {"scale": way.x["scale"] + _NONE}  # nothing tells how much groups differ
     outcome = bx.Outcome.INTERRUPTED if way.interrupted else bx.Outcome.FINISHED
@@ -292,10 +293,22 @@ def held_out_errors(
 def held_out_predictions(
     judge: CrossValidation, x: X, groups: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Predictors, targets and weights of held-out rows, from the folds of at most so many groups."""
+    """Predictors (n, columns), targets and weights of held-out rows, from the folds of at most so many
+    groups."""
     places = judge.blocks.of_groups(groups, seed)
     blocks = judge.blocks.part(places[places < judge.blocks.folds])
     return held_out_predictors(blocks, judge.prior, judge.loss, x)
+
+
+def noise_of(judge: CrossValidation, x: X, groups: int, seed: int) -> float:
+    """How many times as much as its curvature says the loss of held-out rows varies, as a deviation.
+
+    A likelihood has one: the mean square of its gradients is its curvature.
+    """
+    eta, target, weight = held_out_predictions(judge, x, groups, seed)
+    there = judge.loss, jnp.asarray(eta), jnp.asarray(target)
+    pull = np.mean(np.asarray(row_slopes(*there)) ** 2, -1)
+    return float(np.sqrt((weight @ pull) / max(weight @ np.asarray(_curvatures(*there)), 1e-12)))
 
 
 def pooled(panel: Panel, loss: Loss, seed: int) -> tuple[np.ndarray, float]:
@@ -330,7 +343,7 @@ def prior_predictions(panel: Panel, prior: Prior, x: X) -> np.ndarray:
     return eta
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jax.jit
 def _curvatures(loss: Loss, eta: Array, target: Array) -> Array:
     """The curvature of every row's loss, the mean over its predictors."""
-    return jnp.trace(jax.vmap(jax.hessian(loss.row))(eta, target), axis1=-2, axis2=-1) / loss.columns
+    return jnp.trace(jax.vmap(jax.hessian(loss))(eta, target), axis1=-2, axis2=-1) / loss.columns

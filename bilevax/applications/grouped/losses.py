@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,22 +16,45 @@ REGRESSION = ("squared", "poisson", "quantile", "huber")
 _MOST = 30.0  # of the logarithm of a Poisson mean
 
 
+class Units(NamedTuple):
+    """In which units a loss is looked at: (ℓ(shift + scale η) − level) / size + ½."""
+
+    shift: float
+    scale: float
+    level: float
+    size: float
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["units"],  # numbers, so that one program is compiled for all data
+    meta_fields=["row", "columns", "quadratic", "bound"],
+)
 @dataclasses.dataclass(frozen=True)
 class Loss:
-    """A loss of rows.
+    """A loss of rows. Called, it returns ℓ(predictors, target) of one row, in its units.
 
     Attributes:
-      row: ℓ(predictors, target) of one row, convex in the predictors, a vector of `columns` entries.
+      row: ℓ as it was given, convex in the predictors, a vector of `columns` entries.
       columns: how many linear predictors a row has.
       quadratic: whether ℓ is ½ (predictor − target)².
       bound: a curvature of ℓ in its one predictor at which a parabola lies above ℓ, for steps where ℓ itself
         is nearly straight; None if steps by ∇²ℓ do.
+      units: of a loss that a user gave; None if predictors and losses are as `row` has them.
     """
 
     row: Callable[[Array, Array], Array]
     columns: int = 1
     quadratic: bool = False
     bound: Callable[[Array, Array], Array] | None = None
+    units: Units | None = None
+
+    def __call__(self, eta: Array, target: Array) -> Array:
+        """The loss of one row."""
+        if self.units is None:
+            return self.row(eta, target)
+        units = self.units
+        return (self.row(units.shift + units.scale * eta, target) - units.level) / units.size + 0.5
 
 
 @functools.lru_cache  # one object per loss: JAX compiles anew for every other object

@@ -23,7 +23,7 @@ from bilevax.applications.grouped.tiles import chunks
 
 _NEWTON_STEPS = 50
 _SHORTENED = (0.3, 0.1, 0.03, 0.01, 0.001)
-_NEARLY = 5e-2  # a last step of this size leaves an error of its square, which F does not see to first order
+_NEARLY = 0.15  # a last step of this size leaves an error of its square, which F does not see to first order
 _UNSOLVED = 1e-2  # of g, by which one more step would lower it
 _WRONG = 0.1  # of f: the most that it may be wrong by, as w is off
 _GAIN = 0.2  # of the expected decrease: the least that a whole step must have
@@ -90,7 +90,7 @@ def held_out_tiles(blocks: Blocks, prior: Prior, loss: Loss, x: X) -> tuple[np.n
 def held_out_predictors(
     blocks: Blocks, prior: Prior, loss: Loss, x: X
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Predictors, targets and weights in F of held-out rows, for losses of one predictor."""
+    """Predictors (n, columns), targets and weights in F of held-out rows."""
     found = []
     for chunk in chunks(blocks):
         eta, data = np.asarray(_predicted(prior, loss, on_device(x), chunk.data), float), chunk.data
@@ -100,13 +100,13 @@ def held_out_predictors(
     return eta, target, weight
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=0)
 def _predicted(prior: Prior, loss: Loss, x: X, data: dict[str, Array]) -> Array:
     w = _solve(prior, loss, x, data, jnp.zeros((len(data["known"]), prior.width, prior.columns)))[0]
-    return _predictors(data["Xh"], _coefficients(prior, x, w, data), data["ofh"])[..., 0]
+    return _predictors(data["Xh"], _coefficients(prior, x, w, data), data["ofh"])
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=0)
 def _judge(prior: Prior, loss: Loss, x: X, data: dict[str, Array], w0: Array) -> tuple[Array, X, Array]:
     """The sum of f over some blocks, its gradient in x, and the lower solutions.
 
@@ -145,7 +145,7 @@ def _judge(prior: Prior, loss: Loss, x: X, data: dict[str, Array], w0: Array) ->
     return total, gradient, jnp.where(found, w, w0)  # the next steps start here
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 4))
+@functools.partial(jax.jit, static_argnums=(0, 4))
 def _fit(prior: Prior, loss: Loss, x: X, data: dict[str, Array], variance: bool) -> tuple[Array, ...]:
     """The coefficients of some groups, the share of the prior variance that their rows account for, and the
     variances; between them, by how much of its loss a group could still be better."""
@@ -159,7 +159,7 @@ def _fit(prior: Prior, loss: Loss, x: X, data: dict[str, Array], variance: bool)
     return _coefficients(prior, x, w, data), share, left_over, left if variance else jnp.zeros(())
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=0)
 def _held_out(prior: Prior, loss: Loss, x: X, data: dict[str, Array]) -> tuple[Array, Array]:
     start = jnp.zeros((len(data["known"]), prior.width, 1))
     w, hessian, _ = _solve(prior, loss, x, data, start)
@@ -182,7 +182,7 @@ def _predictors(rows: Array, beta: Array, owner: Array) -> Array:
 
 
 def _weighted(loss: Loss, eta: Array, target: Array, weight: Array) -> Array:
-    values = jax.vmap(jax.vmap(loss.row))(eta, target)
+    values = jax.vmap(jax.vmap(loss))(eta, target)
     return jnp.where(weight > 0, weight * jnp.where(weight > 0, values, 0.0), 0.0)
 
 
@@ -197,8 +197,8 @@ def _solve(
     """
     rows, owner, weight = data["X"], data["of"], data["a"]
     spread, size = prior.spread(x), prior.width * prior.columns
-    slope = jax.vmap(jax.vmap(jax.grad(loss.row)))
-    bend = jax.vmap(jax.vmap(jax.hessian(loss.row)))
+    slope = jax.vmap(jax.vmap(jax.grad(loss)))
+    bend = jax.vmap(jax.vmap(jax.hessian(loss)))
     above: Any = None if loss.bound is None else jax.vmap(jax.vmap(loss.bound))
 
     def by_block(tiles: Array) -> Array:

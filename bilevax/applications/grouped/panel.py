@@ -12,7 +12,10 @@ _PIECE = 2**12  # rows that are looked at together: they stay in a cache
 
 @dataclasses.dataclass(frozen=True)
 class Scaling:
-    """Rows and targets as the model sees them: (X − shift) / scale with a column of ones, and likewise y."""
+    """Rows and targets as the model sees them: (X − shift) / scale with a column of ones, and likewise y.
+
+    A loss that a user gave sees y as it is: the shift and the scale of targets are those of predictions then.
+    """
 
     shift: np.ndarray
     scale: np.ndarray
@@ -29,7 +32,8 @@ class Scaling:
             if not np.isfinite(one).all():
                 raise ValueError(f"{name} must be of a size whose square is finite, got a larger one")
         tiny = 1e-10 * (np.abs(shift) + np.finfo(float).tiny ** 0.5)
-        scale = np.where(scale > tiny, scale, 1.0)  # a constant feature stays at zero
+        # Nothing tells what a constant feature does, so that it does nothing where it differs later.
+        scale = np.where(scale > tiny, scale, np.inf)
         if not targets:
             return cls(shift, scale, 0.0, 1.0)
         return cls(shift, scale, float(middle), float(deviation) if deviation > 1e-12 * abs(middle) else 1.0)
@@ -91,8 +95,7 @@ class Panel:
         known: Any,
         scaling: Scaling,
     ) -> Panel:
-        """The panel of rows in any order, with the codes of their groups."""
-        target = (target - scaling.target_shift) / scaling.target_scale
+        """The panel of rows in any order, with the codes of their groups; targets as the model sees them."""
         offsets = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=len(known)))])
         if (codes[1:] >= codes[:-1]).all():
             return cls(X, target, weight, offsets, known, None, scaling)

@@ -41,7 +41,7 @@ def make_problem(
 
     def losses(x: X, w: Array, block: Any, batch: Any) -> Array:
         beta = prior.mean(x, block["known"]) + prior.spread(x) @ w
-        return jnp.mean(batch["weight"] * jax.vmap(loss.row)(batch["row"] @ beta, batch["target"]))
+        return jnp.mean(batch["weight"] * jax.vmap(loss)(batch["row"] @ beta, batch["target"]))
 
     def upper(x: X, w: Array, block: Any, batch: Any) -> Array:
         return block["share"] * losses(x, w, block, batch)

@@ -62,7 +62,7 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
       progress: "auto", "bar", "lines", or None for silence.
       raise_on_interrupt: whether `fit` raises `KeyboardInterrupt` after Ctrl-C; the model with the prior
         found so far is in place in either case.
-      random_state: seed or generator of the folds and of the choice of groups.
+      random_state: seed or `numpy.random.RandomState` of the folds and of the choice of groups.
 
     Attributes:
       groups_: the groups.
@@ -153,7 +153,8 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
         X, y, groups, weight = self._checked_rows(X, y, sample_weight, groups, y_numeric=True)
         self._check_target(y)
         self._values = few_values(np.asarray(y, float)) if self.loss == "quantile" else None
-        self._fit(X, np.asarray(y, float), groups, metadata, weight)
+        with self._precision():
+            self._fit(X, np.asarray(y, float), groups, metadata, weight)
         return self
 
     def adapt(
@@ -179,7 +180,8 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
             X, y, sample_weight, groups, y_numeric=True, reset=False, ensure_min_samples=1
         )
         self._check_target(y)
-        return self._adapted(X, np.asarray(y, float), groups, metadata, weight)
+        with self._precision():
+            return self._adapted(X, np.asarray(y, float), groups, metadata, weight)
 
     def predict(self, X: Any, groups: Any = None, metadata: Any = None) -> np.ndarray:
         """Predictions of rows; quantiles of a target with few values, such as ratings, are such values.
@@ -304,6 +306,9 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
     def _scales_target(self) -> bool:
         return self.loss == "squared"
 
+    def _predicts_targets(self) -> bool:
+        return True
+
     def _has_intervals(self) -> bool:
         return not callable(self.loss) and self.loss in ("squared", "huber")
 
@@ -335,7 +340,8 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
         def found(eta: np.ndarray, target: np.ndarray, weight: np.ndarray) -> Steps | None:
             return find_steps(values, self._response(eta), self._response(target), weight, loss, seed)
 
-        self._steps = found(*held_out_predictions(judge, learnt.x, few, seed))
+        eta, target, weight = held_out_predictions(judge, learnt.x, few, seed)
+        self._steps = found(eta[:, 0], target, weight)
         some = panel.some(few, seed)
         self._prior_steps = found(prior_predictions(some, self._prior, learnt.x), some.target, some.weight)
 

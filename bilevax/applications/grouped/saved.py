@@ -112,8 +112,12 @@ def _restored(kind: type[Any], note: dict[str, Any], arrays: dict[str, np.ndarra
         raise ValueError(f"the coefficients of {len(groups)} groups have the shape {arrays['beta'].shape}")
     if arrays["shift"].shape != (prior.size - 1,) or arrays["scale"].shape != (prior.size - 1,):
         raise ValueError("the scaling does not fit the coefficients")
-    if not all(np.isfinite(one).all() for one in [*x.values(), *(arrays[name] for name in _ARRAYS)]):
+    if not all(
+        np.isfinite(one).all() for one in [*x.values(), *(arrays[n] for n in _ARRAYS if n != "scale")]
+    ):
         raise ValueError("an array is not finite")
+    if not (arrays["scale"] > 0).all():  # that of a constant feature is infinite
+        raise ValueError("scales must be positive")
     model._x, model._index = x, GroupIndex(groups)
     model._beta, model.shrinkage_, model._errors = arrays["beta"], arrays["share"], arrays["errors"]
     model._prior_errors, model._variance = arrays["prior_errors"], arrays.get("variance")

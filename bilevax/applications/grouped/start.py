@@ -8,7 +8,6 @@ the coefficients of groups vary; L-BFGS on F itself has little left to do from t
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +55,7 @@ class Parabolas:
         """Those of a panel at a pooled model."""
         rows, starts, d = panel.all(), panel.offsets[:-1], panel.size
         eta = rows @ pooled
-        slope = np.asarray(_slopes(loss, jnp.asarray(eta), jnp.asarray(panel.target)), float)
+        slope = np.asarray(row_slopes(loss, jnp.asarray(eta), jnp.asarray(panel.target)), float)
         targets = eta - slope / curvature
         weighted = panel.weight[:, None] * targets
         b = [np.add.reduceat(rows * one[:, None], starts, 0) for one in weighted.T]
@@ -117,6 +116,7 @@ def random_effects(
     return slopes[0], slopes[1:], covariance / (noise * parabolas.curvature)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _slopes(loss: Loss, eta: Array, target: Array) -> Array:
-    return jax.vmap(jax.grad(loss.row))(eta, target)
+@jax.jit
+def row_slopes(loss: Loss, eta: Array, target: Array) -> Array:
+    """The gradient of every row's loss in its predictors."""
+    return jax.vmap(jax.grad(loss))(eta, target)
