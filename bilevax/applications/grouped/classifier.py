@@ -161,7 +161,7 @@ class GroupedClassifier(ClassifierMixin, GroupedModel):
 
     def decision_function(self, X: Any, groups: Any = None, metadata: Any = None) -> np.ndarray:
         """Logits: of the second of two classes, (n,), or of all classes, (n, C)."""
-        eta = self._scaling.target_scale * self._predictors(X, groups, metadata)[1]
+        eta = self._predictors(X, groups, metadata)[1] * self._scaling.target_scale
         return eta[:, 0] if eta.shape[1] == 1 else eta
 
     def predict_proba(self, X: Any, groups: Any = None, metadata: Any = None) -> np.ndarray:
