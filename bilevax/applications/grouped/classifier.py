@@ -124,7 +124,7 @@ class GroupedClassifier(ClassifierMixin, GroupedModel):
         if len(self.classes_) < 2:
             raise ValueError(
                 f"{type(self).__name__} needs samples of at least 2 classes in the data, but the data "
-                f"contains only one class: {self.classes_[0]!r}"
+                f"contains only one class: {self.classes_.tolist()[0]!r}"
             )
         with self._precision():
             self._fit(X, codes.astype(float), groups, metadata, weight)
