@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bilevax.applications.grouped import GroupedRegressor, block_systems
+from bilevax.applications.grouped import GroupedClassifier, GroupedRegressor, block_systems, learning
 from bilevax.applications.grouped.coordinates import Coordinates
 from bilevax.applications.grouped.losses import pinball, regression_loss
 from bilevax.applications.grouped.panel import Panel
@@ -189,3 +189,23 @@ def test_the_spread_within_groups_does_not_see_wrong_targets_or_levels_of_groups
     offsets = np.arange(0, 801, 8)
     found = within_groups(Panel(rows, target, np.ones(800), offsets, np.zeros((100, 0))))
     assert 1.6 < found < 2.8
+
+
+def test_a_part_of_the_groups_is_learnt_from_no_further_than_it_tells(monkeypatch):
+    random = np.random.default_rng(0)
+    of = np.repeat(np.arange(120), 5)
+    X = random.normal(size=(600, 1))
+    y = X[:, 0] + random.normal(size=120)[of] + random.logistic(size=600) > 0
+    seen, descend = [], learning._Way.descend
+
+    def noted(way, judge, tol):
+        seen.append((judge.blocks.count, tol))
+        descend(way, judge, tol)
+
+    monkeypatch.setattr(learning, "enough", lambda prior, groups: 20)
+    monkeypatch.setattr(learning._Way, "descend", noted)
+    GroupedClassifier(prior="ridge", tol=1e-3, max_iter=1, random_state=0).fit(X, y, groups=of)
+    (few, of_part), (whole, of_all) = seen
+    assert of_all == 1e-3
+    assert few < whole / 5
+    assert of_part == pytest.approx(of_all * whole / few)

@@ -39,6 +39,7 @@ from bilevax.applications.grouped.learning import (
 from bilevax.applications.grouped.loss_units import units_of
 from bilevax.applications.grouped.losses import Loss, check_loss
 from bilevax.applications.grouped.metadata import Encoder
+from bilevax.applications.grouped.newton import CrossValidation
 from bilevax.applications.grouped.panel import Panel, Scaling
 from bilevax.applications.grouped.priors import FORMS, Prior
 from bilevax.applications.seeds import drawn_from
@@ -153,7 +154,7 @@ class GroupedModel(BaseEstimator):
         # A Poisson loss that is divided by its level has so much less noise.
         self._errors, self._prior_errors, self._noise = np.zeros(0), np.zeros(0), self._level**-0.5
         self._judged = 0  # rows
-        if callable(self.loss):
+        if callable(self.loss) and isinstance(judge, CrossValidation):
             self._noise = noise_of(judge, self._x, judged_groups(part), seed)
         if self._has_intervals():
             few = judged_groups(part)

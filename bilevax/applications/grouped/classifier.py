@@ -124,7 +124,7 @@ class GroupedClassifier(ClassifierMixin, GroupedModel):
         if len(self.classes_) < 2:
             raise ValueError(
                 f"{type(self).__name__} needs samples of at least 2 classes in the data, but the data "
-                f"contains only one class: {self.classes_[0]!r}"
+                f"contains only one class: {self.classes_.tolist()[0]!r}"
             )
         with self._precision():
             self._fit(X, codes.astype(float), groups, metadata, weight)
@@ -161,7 +161,7 @@ class GroupedClassifier(ClassifierMixin, GroupedModel):
 
     def decision_function(self, X: Any, groups: Any = None, metadata: Any = None) -> np.ndarray:
         """Logits: of the second of two classes, (n,), or of all classes, (n, C)."""
-        eta = self._scaling.target_scale * self._predictors(X, groups, metadata)[1]
+        eta = self._predictors(X, groups, metadata)[1] * self._scaling.target_scale
         return eta[:, 0] if eta.shape[1] == 1 else eta
 
     def predict_proba(self, X: Any, groups: Any = None, metadata: Any = None) -> np.ndarray:

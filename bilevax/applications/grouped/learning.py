@@ -174,7 +174,7 @@ def learn(
     x = next(fine, ranked[0])
     weight = unit / panel.weight.sum()
     way = _Way(prior, x, panel.known, weight, max_iter, bx.make_progress(progress, max_iter))
-    # On a part, F is off by chance as many times as much as the part is smaller: to go on there helps nothing.
+    # By chance F of a part is off as many times as much as the part is smaller: to go on there is no help.
     of_part = max(tol * whole.blocks.count / few.blocks.count, _OF_PART)
     with way.display:
         for judge in [few, whole] if few is not whole else [whole]:
