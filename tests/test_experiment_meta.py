@@ -188,3 +188,11 @@ def test_the_command_writes_its_table_and_names_what_it_does_not_know(monkeypatc
     assert [row["method"] for row in again["sines"]] == ["ANIL", "bilevax, heads"]
     with pytest.raises(ValueError, match=r"got \['cosines'\]"):
         meta.run(meta.MetaOptions(families=("cosines",)), tmp_path)
+
+
+def test_the_command_runs_for_as_long_as_the_experiment(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(meta, "run", lambda options, *_, **__: asked.append(options))
+    result = CliRunner().invoke(app, ["reproduce", "meta", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert asked == [meta.MetaOptions()]

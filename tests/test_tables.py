@@ -404,3 +404,18 @@ def test_a_row_that_a_table_does_not_have_ends_the_run_with_its_number():
     result = minimize(problem=problem_with(tables), throw=False, recover=False)
     assert result.outcome is bx.Outcome.DIVERGED
     assert "tables['users'] must return row numbers from 0 to 5, got 6" in result.message
+
+
+@pytest.mark.parametrize("wrong", [6, -1])
+@pytest.mark.parametrize("name", ["STORM", "BlockPAGE"])
+def test_so_it_does_in_methods_that_move_all_rows(name, wrong):
+    """One block of six looks up a row that the table does not have: no other row takes its place."""
+
+    def users(block, batch):
+        return jnp.where(block == 5, wrong, block) if "item" in batch else None
+
+    solver = SOLVERS["STORM"] if name == "STORM" else bx.BlockPAGE(**STEP)
+    with pytest.raises((bx.DivergedError, ValueError)) as caught:
+        minimize(solver, problem_with(TABLES | {"users": users}), recover=False)
+    told = f"must return row numbers from 0 to 5, got {wrong}" in str(caught.value)
+    assert told or "indices that are out of range" in str(caught.value)
