@@ -11,7 +11,8 @@ to its README with the command and the last commit.
     <!-- evidence: restarts/restarts.csv -->
 
 Then every cell that is a figure (5, .0622, 3.5e-4, 579 ± 105) must be that of the CSV file, rounded as in the
-table, and the figures of one row must be found in one or two rows of the file.
+table, and the figures of one row must be found in one or two rows of the file. Figures within words are
+compared as elsewhere.
 
 Everywhere else, in a paragraph or in a row of another table, every figure with a decimal point, an exponent
 or ± must be in a file of evidence, rounded alike: of the folders that the paragraph or the row links to, or
@@ -133,10 +134,10 @@ def _problems(section: Section, folder: Path) -> Iterator[tuple[int, str, str]]:
                 source = None
         elif kind == "table":
             for place, row in enumerate(part, number):
-                if source is None:
-                    yield from _linked(place, row, sources, folder)
-                elif not _covered(cell_figures(row), _rows(folder / source)):
+                if source is not None and not _covered(cell_figures(row), _rows(folder / source)):
                     yield place, row, source
+                else:  # figures within words
+                    yield from _linked(place, row, sources, folder)
             source = None
         elif kind == "text":
             source = None
@@ -199,7 +200,8 @@ def _value(node: ast.expr) -> float:
             return -_value(operand)
         case ast.Call(func=ast.Name(id="log"), args=[argument]):
             return math.log(_value(argument))
-    raise ValueError(f"an equation has figures, + - * / and log, got {ast.unparse(node)}")
+        case _:
+            raise ValueError(f"an equation has figures, + - * / and log, got {ast.unparse(node)}")
 
 
 def cell_figures(line: str) -> list[Figure]:
