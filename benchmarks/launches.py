@@ -85,14 +85,21 @@ def with_floats(split: hyperopt.SparseSplit) -> hyperopt.SparseSplit:
 
 
 def measure(
-    methods: list[str], sizes: list[str], kinds: list[str], turns: int, seconds: float, trace: bool
+    methods: list[str],
+    sizes: list[str],
+    kinds: list[str],
+    turns: int,
+    seconds: float,
+    trace: bool,
+    lower_step: float | None = None,
 ) -> list[dict]:
     """A row for every method, size and kind of rows."""
     rows, loaded = [], hyperopt.load("a8a")
     for size, kind in itertools.product(sizes, kinds):
         split = loaded if kind == "indicators" else with_floats(loaded)
         for method in methods:
-            compiled = hyperopt.CompiledSteps(METHODS[method](upper_step=0.1), split, BLOCKS, *SIZES[size])
+            solver = METHODS[method](upper_step=0.1, lower_step=lower_step)
+            compiled = hyperopt.CompiledSteps(solver, split, BLOCKS, *SIZES[size])
             row: dict[str, Any] = {"method": method, "size": size, "rows": kind}
             row["microseconds"] = 1e6 * best(compiled, turns, seconds)
             if trace:
@@ -142,6 +149,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.1, help="minimum time of a turn")
+    parser.add_argument("--lower-step", type=float, help="given: the curvature is not looked at in the run")
     parser.add_argument("--plain", action="store_true", help="products as sums, whatever their size")
     parser.add_argument("--trace", action="store_true", help="list the kernels of a step")
     parser.add_argument("--out", type=Path, default=Path("results"))
@@ -150,7 +158,7 @@ def main() -> None:
         row_kernels.MANY = 2**62
     report = Report(options.out, command_line(options))
     kinds = options.methods, options.sizes, options.rows
-    rows = measure(*kinds, options.turns, options.seconds, options.trace)
+    rows = measure(*kinds, options.turns, options.seconds, options.trace, options.lower_step)
     text = markdown(rows) + f"\n\nDevice: {jax.devices()[0].device_kind}; best of {options.turns} turns.\n"
     print(text)
     (options.out / "launches.json").write_text(json.dumps(rows, indent=2))

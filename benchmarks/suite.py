@@ -41,7 +41,7 @@ class Part(NamedTuple):
 
 PARTS = {
     "first_result": Part(("benchmarks.first_result", "--rounds", "2"), 3, 2),
-    "step": Part(("benchmarks.step", "--turns", "8"), 4, 2),
+    "step": Part(("benchmarks.step", "--methods", "BSVRBv2", "BSVRBv1", "KSONG", "--turns", "8"), 4, 2),
     "growth": Part(
         (
             *("benchmarks.growth", "--sizes", "m", "d_x", "d_y", "--most", "1000000"),
@@ -51,7 +51,7 @@ PARTS = {
         2,
     ),
     "lazy_x": Part(("benchmarks.lazy_x", "--turns", "8", "--seconds", "0.1"), 3, 2),
-    "launches": Part(("benchmarks.launches", "--methods", "BSVRBv2", "SOBA", "--turns", "3"), 2, 2),
+    "launches": Part(("benchmarks.launches", "--methods", "BSVRBv2", "SOBA", "--turns", "3"), 3, 2),
     "single_block": Part(("benchmarks.single_block", "a8a", "w8a", "--speed"), 3, 2),
     "speedup": Part(("benchmarks.speedup", "--seeds", "4", "--sizes", "1", "4", "16"), 5),
     "memory": Part(("benchmarks.memory",), 4),

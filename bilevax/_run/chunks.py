@@ -266,14 +266,13 @@ def _loop(
         state, total = carry
         return (state.step < last) & jnp.isfinite(total.high)
 
-    if not renews:
-        return jax.lax.while_loop(going_on, turned, (state, total))
-
     def undisturbed(carry: tuple[State, CompensatedSum]) -> Array:
         return going_on(carry) & ~jnp.asarray(solver.due(carry[0]))
 
     def leg(carry: tuple[State, CompensatedSum]) -> tuple[State, CompensatedSum]:
         state, total = carry
-        return jax.lax.while_loop(undisturbed, turned, (renewed_if_due(solver, problem, state), total))
+        carry = renewed_if_due(solver, problem, state), total
+        # Every turn of many steps may be followed by what is due: a loop of its own would ask the host twice.
+        return jax.lax.while_loop(undisturbed, turned, carry) if renews and turn == 1 else turned(carry)
 
     return jax.lax.while_loop(going_on, leg, (state, total))
