@@ -134,6 +134,10 @@ def test_figures_of_settings_are_known_and_figures_within_code_are_not_compared(
     assert said(folder, page, {"chance": 0.125, "quick": False}) == [(3, "0.88")]
 
 
+def test_a_whole_number_is_no_evidence_for_digits_behind_the_point(folder):
+    assert said(folder, "[one](evidence/one) 1868.0\n") == [(1, "1868.0")]
+
+
 def test_a_curve_is_no_evidence_for_a_text(folder):
     rows = "".join(f"{number},{number / 1000}\n" for number in range(1, 250))
     (folder / "evidence" / "one" / "curve.csv").write_text(f"step,loss\n{rows}", encoding="utf-8")
