@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from closed_forms import LinearMean, Quadratic
+from scipy import optimize
 
 import bilevax as bx
 from bilevax._step.newton import _share
@@ -258,6 +259,32 @@ def test_the_default_solver_fits_the_size_of_the_lower_problems():
     for size, tracks_hessians in ((4, True), (1000, False)):
         result = bx.minimize(wide, jnp.zeros(size), jnp.zeros((2, size)), steps=1, progress=None)
         assert (result.state.levels["lower"].hessian is not None) == tracks_hessians
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_blocks_that_share_slots_are_averaged(seed):
+    """A visit sees one of the five blocks that a slot's variable depends on, with all its rows."""
+    random = np.random.default_rng(seed)
+    slot = np.arange(50) % 10
+    matrices, centres = (random.normal(size=(50, 2, *rest)).astype(np.float32) for rest in ((3,), ()))
+
+    def lower(x, y, block, batch):
+        return 0.5 * jnp.sum((y - block["matrix"] @ x - block["centre"]) ** 2)
+
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: 0.5 * jnp.sum((y - 1) ** 2) + 0.05 * x @ x,
+        lower=bx.argmin(lower, slots=lambda block, batch: block["slot"], count=10),
+        blocks={"slot": slot, "matrix": matrices, "centre": centres},
+    )
+
+    def objective(x):
+        means = np.stack([(matrices @ x + centres)[slot == k].mean(0) for k in range(10)])
+        return 0.5 * np.mean(np.sum((means - 1) ** 2, 1)) + 0.05 * x @ x
+
+    x0 = jnp.full(3, 3.0)
+    found = bx.minimize(problem, x0, jnp.zeros((10, 2)), steps=3000, blocks_per_step=1, progress=None)
+    least = optimize.minimize(objective, np.zeros(3)).fun
+    assert objective(np.asarray(found.x)) - least < 0.01 * (objective(np.asarray(x0)) - least)
 
 
 def test_lower_problems_whose_curvature_jumps_are_solved():

@@ -241,6 +241,10 @@ PARTS = {
         lambda: bx.PerBlock(ROW, np.array([0, 3, 2, ROWS], np.uint8)),
         ValueError, "offsets must ascend", "offsets[1] = 3, offsets[2] = 2",
     ),
+    "owners of huge numbers": (
+        lambda: bx.PerBlock.from_owners(np.ones(3), [0, 1, 10**12]),
+        ValueError, "every block needs at least one row", "got none for block 2",
+    ),
     "offsets beyond 32 bits": (
         lambda: bx.PerBlock(ROW, np.array([0, 2**31], np.int64)),
         ValueError, "offsets", "got",
@@ -578,6 +582,10 @@ RUNS = {
     "x0 without the rows of tables": (
         given(problem=lambda: bx.Problem(upper, lower, CONSTANTS, tables={"w": lambda block, batch: 0})),
         ValueError, "x0 must be a dict with the table 'w'", "got an array",
+    ),
+    "a masked array for y0": (
+        given(y0=np.ma.masked_array(np.zeros((BLOCKS, 2)))),
+        TypeError, "y0 must be a floating array", "got MaskedArray",
     ),
     "y0 of integers": (
         given(y0=jnp.zeros((4, 2), int)), TypeError, "y0 must be a floating array", "got dtype int32",
@@ -946,7 +954,22 @@ def test_rsvrb_states_the_bytes_that_its_jacobians_need(enter, monkeypatch):
         enter(*run)
 
 
+class Table:
+    """As those of pandas are."""
+
+    dtype = np.dtype(np.float32)
+
+    def to_numpy(self):
+        return np.zeros(2, np.float32)
+
+
 OF_MINIMIZE = {
+    "a table of another library": (
+        {"x0": Table()},
+        TypeError,
+        "x0 must be a floating array",
+        "got Table",
+    ),
     "negative steps": ({"steps": -1}, ValueError, "steps must be at least 0", "got -1"),
     "half a step": ({"steps": 1.5}, TypeError, "steps must be an integer", "got 1.5"),
     "steps is True": ({"steps": True}, TypeError, "steps must be an integer", "got True"),

@@ -13,6 +13,7 @@ import scipy.optimize
 from reference import algorithms, problems, risks
 
 import bilevax as bx
+from bilevax._problem.risk import Alone
 
 GROUPS = [0, 1, 1, 0, 2]
 PAIRS = {
@@ -265,6 +266,35 @@ def test_a_run_ends_at_the_optimum_of_the_exact_risk(name):
     assert abs(shown - end) < 0.3 * (end - mean)
     assert result.verification.blocks == 20
     assert abs(result.verification.objective - end) < 1e-6
+
+
+def test_a_step_brings_a_risk_up_to_date_in_a_time_that_does_not_depend_on_the_blocks():
+    """What a step reads beside its blocks has a few numbers, and all values are read once in an epoch."""
+    kinds = [
+        lambda m: bx.cvar(0.25),
+        lambda m: bx.soft_maximum(1.0),
+        lambda m: bx.worst_group(np.arange(m) % 5),
+    ]
+    for make in kinds:
+        sizes = []
+        for m in (60, 6000):
+            shared = make(m).shared(jnp.arange(m, dtype=jnp.float32), None, Alone())
+            sizes.append(sum(np.size(leaf) for leaf in jax.tree.leaves(shared)))
+        assert sizes[0] == sizes[1] <= 15
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: jnp.sum((y - block) ** 2),
+        lower=lambda x, y, block, batch: jnp.sum((y - x) ** 2),
+        blocks=jnp.arange(60.0)[:, None],
+        risk=bx.cvar(0.25),
+    )
+    solver = bx.MMBO(0.01, lower_step=0.1)
+    start = jnp.zeros(1), jnp.zeros((60, 1))
+    state = solver.init(problem, *start, key=jax.random.key(0), sampling=bx.Sampling(10))
+    read = []
+    for _ in range(14):
+        state = bx.advance(problem, solver, state, 1)
+        read.append(int(state.blocks.found))
+    assert read == [0] * 6 + [6] * 6 + [12] * 2
 
 
 def test_a_resumed_run_under_a_risk_has_the_same_bits(tmp_path):

@@ -25,6 +25,7 @@ PyTree = Any
 
 _seen: dict[int, weakref.ref[Any]] = {}  # arrays that were found finite, by id
 _on_device = jax.jit(all_finite)
+_LARGE = 2**20  # entries: fewer are fetched from an accelerator sooner than a program is compiled for them
 
 
 class NotFinite(NamedTuple):
@@ -59,19 +60,23 @@ class NotFinite(NamedTuple):
 def check_start(name: str, tree: PyTree, *, slots: bool = False) -> None:
     """Raises unless all entries of an argument are finite, as far as they are known.
 
+    Tables of other libraries and masked arrays are no arrays of JAX, and are refused as well.
+
     Args:
       name: of the argument.
       tree: its arrays.
       slots: whether the leading axis counts slots.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        where = name + jax.tree_util.keystr(path)
+        if hasattr(leaf, "to_numpy") or isinstance(leaf, np.ma.MaskedArray):
+            raise TypeError(f"{where} must be a floating array, got {type(leaf).__name__}")
         if is_unknown(leaf) or _all_finite(leaf):
             continue
         array = np.asarray(leaf)
         place = tuple(map(int, np.argwhere(~np.isfinite(array))[0]))
         slot, rest = (f" in slot {place[0]}", place[1:]) if slots and place else ("", place)
         at = f" at {list(rest)}" if rest else ""
-        where = name + jax.tree_util.keystr(path)
         raise ValueError(f"{where} must hold finite numbers, got {array[place]}{slot}{at}")
 
 
@@ -188,8 +193,8 @@ def _all_finite(leaf: Any) -> bool:
     seen = _seen.get(id(leaf))
     if seen is not None and seen() is leaf:
         return True
-    here = isinstance(leaf, jax.Array) and jax.default_backend() != "cpu"
-    found = bool(_on_device(leaf) if here else np.isfinite(np.asarray(leaf)).all())
+    there = isinstance(leaf, jax.Array) and leaf.size > _LARGE and jax.default_backend() != "cpu"
+    found = bool(_on_device(leaf) if there else np.isfinite(np.asarray(leaf)).all())
     if found and isinstance(leaf, jax.Array):
         key = id(leaf)
         _seen[key] = weakref.ref(leaf, lambda _: _seen.pop(key, None))

@@ -246,9 +246,11 @@ class PerBlock(Rows):
         if count and owner.min() < 0:
             raise ValueError(f"owners must be numbers of blocks from 0, got {owner.min()}")
         order = np.argsort(owner, kind="stable")
+        found = np.unique(owner)
+        missing = np.flatnonzero(found != np.arange(found.size))
+        if missing.size:
+            raise ValueError(f"every block needs at least one row, got none for block {missing[0]}")
         lengths = np.bincount(owner)
-        if (lengths < 1).any():
-            raise ValueError(f"every block needs at least one row, got none for block {lengths.argmin()}")
         return cls(jax.tree.map(lambda leaf: np.asarray(leaf)[order], rows), np.cumsum([0, *lengths]))
 
     @property

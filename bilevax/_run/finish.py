@@ -54,7 +54,7 @@ class Finish:
 
     Attributes:
       evaluations: how often F and ∇F were computed, with all blocks solved on all their rows.
-      before: F where the run had ended.
+      before: F where the run had ended; where it had begun, if F has no value at the end.
       after: F at the x that is returned; `before` if nothing less was found.
       slope: ‖∇F‖ at the x that is returned, as a share of the larger one of those where the run began and
         ended; entries of x are measured in units of their own.
@@ -125,28 +125,31 @@ def finish(
       is_over: whether to stop now, with what was found so far.
 
     Returns:
-      What was found; None if blocks cannot be solved where the run began or ended, or not uniquely.
+      What was found; None if blocks cannot be solved, neither where the run began nor where it ended, or not
+      uniquely.
     """
     exact = _Exact(problem.without_centres(), state.settled, newton_steps, is_over)
-    before = exact(exact.flat(state.settled.x), exact.tracked)
-    start = None if before is None else exact(exact.flat(x0), exact.tracked)
-    if before is None or start is None:
+    places = (exact(exact.flat(x), exact.tracked) for x in (state.settled.x, x0))
+    known = [place for place in places if place is not None]
+    if not known:
         return None
-    units = _Units(start, before)
-    first, second = _Search(exact, before, units), _Search(exact, start, units)
-    for search in (first, second):
+    units = _Units(known[-1], known[0])
+    searches = [_Search(exact, place, units) for place in known]
+    for search in searches:
         with contextlib.suppress(_EnoughError):
             search.run()
-    for search in sorted((first, second), key=lambda one: one.best.value):
-        best, gained = search.best, before.value - search.best.value
-        # From another start: what is not unique, or no solution at all, is not to be trusted.
-        again = exact(best.at, exact.tracked)
-        off = np.inf if again is None else abs(again.value - best.value)
-        if not (gained >= 0 and off <= max(_AGREE * gained, exact.rounding(best))):
+    evaluations = sum(search.count for search in searches)
+    for search in sorted(searches, key=lambda one: one.best.value):
+        best, gained = search.best, known[0].value - search.best.value
+        # From other starts: what is not unique, or no solution at all, is not to be trusted.
+        others = [exact(best.at, y) for y in (exact.tracked, *(place.truth.y for place in known))]
+        off = [abs(other.value - best.value) for other in others if other is not None]
+        if not (gained >= 0 and off and max(off) <= max(_AGREE * gained, exact.rounding(best))):
             continue
-        falling = 0.0 if exact.left > 0 else search.falling(max(before.value, start.value) - best.value)
+        fallen = max(place.value for place in known) - best.value
+        falling = 0.0 if exact.left > 0 else search.falling(fallen)
         slope = units.norm(best.slope) / units.steepest if units.steepest > 0 else 0.0
-        report = Finish(first.count + second.count, before.value, best.value, slope, falling)
+        report = Finish(evaluations, known[0].value, best.value, slope, falling)
         return Finished(exact.unflat(best.at), problem.view(best.truth.y), report)
     return None
 

@@ -52,9 +52,9 @@ def curvature_fault(problem: Problem, x: PyTree, y: PyTree) -> str:
         good = np.flatnonzero(np.isfinite(found).all((1, 2)))
         if not good.size:
             continue
-        eigenvalues = np.linalg.eigvalsh(found[good])
+        eigenvalues, shares = np.linalg.eigvalsh(found[good]), _least_shares(found[good])
         least, most = eigenvalues[:, 0], eigenvalues[:, -1]
-        worst = int(np.argmin(least / np.maximum(np.abs(most), 1e-300)))
+        worst = int(np.argmin(shares))
         where = (
             f"the Hessian of g in block {int(blocks[good[worst]])} (lower level {name!r}, "
             f"all rows) has eigenvalues from {least[worst]:.2g} to {most[worst]:.2g}"
@@ -65,17 +65,28 @@ def curvature_fault(problem: Problem, x: PyTree, y: PyTree) -> str:
                 f"{where}: g is linear in y there, as a function with kinks is between them; smooth it, or "
                 "use bx.minimum() if y minimises f itself"
             )
-        if least[worst] < -_SINGULAR * size:
+        if shares[worst] < -_SINGULAR:
             return (
                 f"{where}: g is not convex in y; add a regulariser to g, such as c/2 ‖y‖² with c = "
                 f"{-2 * least[worst]:.2g}"
             )
-        if least[worst] <= _SINGULAR * size:
+        if shares[worst] <= _SINGULAR:
             return (
                 f"{where}: g has no unique minimum in y; add a regulariser to g, such as c/2 ‖y‖² with c = "
                 f"{0.01 * most[worst]:.2g}"
             )
     return ""
+
+
+def _least_shares(matrices: np.ndarray) -> np.ndarray:
+    """The least eigenvalues as shares of the largest, with every entry in units of its own curvature.
+
+    Entries of y in very different units make no problem singular.
+    """
+    diagonal = np.abs(np.diagonal(matrices, axis1=1, axis2=2))
+    scales = 1 / np.sqrt(np.where(diagonal > 0, diagonal, 1))
+    eigenvalues = np.linalg.eigvalsh(scales[:, :, None] * matrices * scales[:, None, :])
+    return eigenvalues[:, 0] / np.maximum(np.abs(eigenvalues).max(1), 1e-300)
 
 
 def unbounded_below(problem: Problem, x0: PyTree, x: PyTree, y: PyTree) -> str:

@@ -72,7 +72,8 @@ def minimize(
       y0: where the lower variables start, with the slots as leading axis; a dict if the levels have
         names. A mean level may be left None.
       solver: `BSVRBv2(…)` or another method, or a `Restart` of one; left out, `BlockNewton()` for lower
-        problems whose Hessians a step can afford, and `MMBO()` for others.
+        problems whose Hessians a step can afford, and `MMBO()` for others; `BSVRBv2()` where blocks share
+        slots, and `F2SA()` where a lower solution stays in a set that is not a box.
       steps: how many steps to take; may be left out if `stop` says when to stop.
       key: the random key: the same key gives the same run; left out, `jax.random.key(0)`.
       sampling: how blocks and rows are drawn.

@@ -15,6 +15,7 @@ from bilevax._util import checks
 from bilevax._util.trees import PyTree
 from bilevax.solvers.base import AbstractSolver
 from bilevax.solvers.block_newton import BlockNewton
+from bilevax.solvers.bsvrb_v2 import BSVRBv2
 from bilevax.solvers.f2sa import F2SA
 from bilevax.solvers.mmbo import MMBO
 
@@ -28,11 +29,15 @@ def chosen_solver(
 ) -> AbstractSolver:
     """The solver that was given; else BlockNewton for small lower problems and MMBO for large ones.
 
-    Only penalty methods follow a lower solution in a set that is not made of bounds: there it is F2SA.
+    Only penalty methods follow a lower solution in a set that is not made of bounds: there it is F2SA. Where
+    blocks share slots, a visit sees a part of what a slot's variable depends on, however many rows it has:
+    there it is BSVRBv2, which averages.
     """
     if solver is None:
         if any(_on_set(level) for level in problem.levels.values()):
             return F2SA()
+        if any(problem.slots_of(name) < problem.count for name in problem.levels):
+            return BSVRBv2()
         small = all(_small(*level, y0, problem, sampler) for level in problem.levels.items())
         return BlockNewton() if small else MMBO()
     checks.solver(solver, AbstractSolver)
