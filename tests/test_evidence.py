@@ -20,7 +20,7 @@ def test_every_figure_of_the_docs_is_that_of_its_evidence():
 def test_evidence_is_of_a_full_run_with_its_command_and_is_used(folder):
     settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
     assert settings["quick"] is False
-    row = next(line for line in README.splitlines() if f"]({folder.name})" in line)
+    (row,) = [line for line in README.splitlines() if f"]({folder.name})" in line]
     assert re.search(r"`(bilevax|python) ", row)
     texts = [path.read_text(encoding="utf-8") for path in evidence.documents()]
     assert any(f"evidence/{folder.name})" in text or f"evidence: {folder.name}/" in text for text in texts)
