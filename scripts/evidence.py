@@ -136,8 +136,7 @@ def _problems(section: Section, folder: Path) -> Iterator[tuple[int, str, str]]:
             for place, row in enumerate(part, number):
                 if source is not None and not _covered(cell_figures(row), _rows(folder / source)):
                     yield place, row, source
-                else:  # figures within words
-                    yield from _linked(place, row, sources, folder)
+                yield from _linked(place, row if source is None else _words(row), sources, folder)
             source = None
         elif kind == "text":
             source = None
@@ -154,7 +153,8 @@ def _kind(line: str) -> str:
 def _linked(number: int, text: str, sources: Sources, folder: Path) -> Iterator[tuple[int, str, str]]:
     """Measured figures must be in the folders that a text links to, or in those of its section."""
     names = _LINK.findall(text) or sources.names
-    known = _known(names, folder) | set(sources.beside)
+    # A whole number is none of them: 1.00 is not read off a 1.
+    known = {one for one in _known(names, folder) if _measured(one)} | set(sources.beside)
     for match in _FIGURE.finditer(_plain(_NOT_COMPARED.sub(" ", text))):
         figure = _figure(match)
         if _measured(figure) and not any(agree(figure, other) for other in known):
@@ -206,8 +206,16 @@ def _value(node: ast.expr) -> float:
 
 def cell_figures(line: str) -> list[Figure]:
     """The cells of a table's row that are figures and nothing else."""
-    cells = (_plain(cell).strip() for cell in line.strip().strip("|").split("|"))
-    return [_figure(match) for cell in cells if (match := _FIGURE.fullmatch(cell))]
+    return [_figure(match) for cell in _cells(line) if (match := _FIGURE.fullmatch(_plain(cell)))]
+
+
+def _words(line: str) -> str:
+    """The other cells."""
+    return " | ".join(cell for cell in _cells(line) if not _FIGURE.fullmatch(_plain(cell)))
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
 def text_figures(text: str) -> list[Figure]:

@@ -20,7 +20,7 @@ def test_every_figure_of_the_docs_is_that_of_its_evidence():
 def test_evidence_is_of_a_full_run_with_its_command_and_is_used(folder):
     settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
     assert settings["quick"] is False
-    row = next(line for line in README.splitlines() if f"]({folder.name})" in line)
+    (row,) = [line for line in README.splitlines() if f"]({folder.name})" in line]
     assert re.search(r"`(bilevax|python) ", row)
     texts = [path.read_text(encoding="utf-8") for path in evidence.documents()]
     assert any(f"evidence/{folder.name})" in text or f"evidence: {folder.name}/" in text for text in texts)
@@ -132,6 +132,10 @@ def test_figures_of_settings_are_known_and_figures_within_code_are_not_compared(
     page = f"[one](evidence/one) 0.125\n\n{code}"
     assert said(folder, page) == [(1, "0.125"), (3, "0.88")]
     assert said(folder, page, {"chance": 0.125, "quick": False}) == [(3, "0.88")]
+
+
+def test_a_whole_number_is_no_evidence_for_digits_behind_the_point(folder):
+    assert said(folder, "[one](evidence/one) 1868.0\n") == [(1, "1868.0")]
 
 
 def test_a_curve_is_no_evidence_for_a_text(folder):
