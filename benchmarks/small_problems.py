@@ -89,7 +89,7 @@ def by_run(problem: bx.Problem, x0: Any, y0: Any, steps: int) -> tuple[list[tupl
         key=jax.random.key(0),
         metrics={"kept": keep},
         progress=None,
-        stop=bx.Stop(throw=False),
+        stop=bx.Stop(throw=False, finish=False),
     )
     return seen, result.y
 
