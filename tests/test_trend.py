@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import bilevax as bx
 from bilevax._run.history import History
 from bilevax._run.progress import Bar, Lines, describe
-from bilevax._run.trend import estimate
+from bilevax._run.trend import estimate, rise
 
 ENTRIES = np.arange(100)
 
@@ -104,3 +107,40 @@ def test_a_run_shows_f_and_whether_it_improves(capsys):
     )
     assert result.history.estimate().trend == "improving"
     assert f"F {result.history.estimate()}  objective" in capsys.readouterr().err
+
+
+def test_a_rise_to_the_end_is_told_from_noise_and_from_a_fall():
+    noise = np.random.default_rng(0).normal(size=100)
+    falling = np.exp(-np.arange(100) / 20) + 0.01 * noise
+    assert rise(falling) is None
+    assert rise(1 + 0.3 * noise) is None
+    assert rise(falling[:12]) is None
+    entry, least, latest = rise(np.concatenate([falling, 0.5 + 0.01 * noise[:30]]))
+    assert 80 < entry < 105
+    assert least < 0.1
+    assert latest == pytest.approx(0.5, abs=0.02)
+    assert rise(np.append(falling, np.nan)) is None
+
+
+def test_a_run_that_is_not_verified_says_that_f_has_risen():
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: jnp.sum((y - block) ** 2),
+        lower=lambda x, y, block, batch: jnp.sum((y - x) ** 2),
+        blocks=jnp.arange(8.0).reshape(4, 2),
+    )
+    rises = optax.chain(
+        bx.automatic_step(), optax.scale_by_schedule(lambda step: jnp.where(step < 600, 1.0, -9.0))
+    )
+
+    def run(steps):
+        stop = bx.Stop(verify=False, recover=False)
+        solver = bx.SOBA(upper_step=rises)
+        bx.minimize(
+            problem, jnp.zeros(2), jnp.zeros((4, 2)), solver=solver, steps=steps, progress=None, stop=stop
+        )
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", bx.AccuracyWarning)
+        run(600)
+    with pytest.warns(bx.AccuracyWarning, match="f has risen from"):
+        run(900)

@@ -15,6 +15,7 @@ from bilevax._run.outcome import Outcome
 from bilevax._run.run import Result, Run
 from bilevax._run.sharding import Shards
 from bilevax._run.stop import Stop
+from bilevax._run.trend import rise
 from bilevax._run.verification import can_verify, verify
 from bilevax._step.pace import Pace, paces, shortest_window
 from bilevax._step.state import State
@@ -49,11 +50,13 @@ def end(
     shards: Shards | None,
 ) -> tuple[Result, str]:
     """The result of a run with all that is known about it, and what is to be doubted, if anything."""
+    is_answer = reached.outcome not in (Outcome.DIVERGED, Outcome.INTERRUPTED)
+    will_verify = is_answer and verifies(stop, problem, reached.state, run.done, shards)
     doubt = ""
     if shards is None and reached.outcome is Outcome.FINISHED:
         doubt = _too_short(run) or _went_back_often(reached)
-    is_answer = reached.outcome not in (Outcome.DIVERGED, Outcome.INTERRUPTED)
-    if not (is_answer and verifies(stop, problem, reached.state, run.done, shards)):
+        doubt = doubt or ("" if will_verify else _has_risen(run))
+    if not will_verify:
         return reached, doubt
     until = time.monotonic() + (math.inf if stop.seconds is None else _LONGER * stop.seconds)
     with interrupts:
@@ -100,6 +103,20 @@ def _went_back_often(reached: Result) -> str:
         f"the run went back {len(reached.recoveries)} times, and has taken {last.factor:.2g} times the "
         f"{last.what} since step {last.back_to}: x may be far from a minimum. Try another x0, standardised "
         "data, or compare with exact gradients (bx.value_and_hypergradient)"
+    )
+
+
+def _has_risen(run: Run) -> str:
+    """What to say if f has been lower, where no blocks were solved to tell what F is."""
+    found = rise(run.history["objective"].tolist()) if paces(run.state.optimizer) else None
+    if found is None:
+        return ""
+    entry, least, latest = found
+    step = int(run.history["step"][entry])
+    return (
+        f"f has risen from {least:.4g} near step {step} to {latest:.4g} at the end: x has run away from "
+        "where it was better, which stop=bx.Stop(patience=20) keeps as result.best. Try more rows or blocks "
+        "per step, another key, or bound x (bx.bounded)"
     )
 
 

@@ -11,6 +11,7 @@ _FEWEST = 8  # entries in a window
 _CLEAR = 3.0  # standard errors between two windows that differ
 _DIGITS = 1e-4  # of F, below which a change does not show in what is printed
 _MOST_ALIKE = 0.9  # correlation of neighbours
+_WINDOWS, _RISEN = 10, 0.05  # in a history; of the decrease of f, which it has lost again
 
 _LEVEL = "no longer improving"
 _ADVICE = (
@@ -75,6 +76,30 @@ def estimate(values: Sequence[float]) -> Estimate:
     if abs(fall) <= noise and not apart:
         return Estimate(value, error, _LEVEL)
     return Estimate(value, error, "improving" if fall > 0 else "rising")
+
+
+def rise(values: Sequence[float]) -> tuple[int, float, float] | None:
+    """Where f was certainly lower than it is at the end, if it was: the entry, f there, and f now.
+
+    Args:
+      values: the tracked f of each entry of a history.
+
+    Example:
+      >>> from bilevax._run.trend import rise
+      >>> rise([5, 4, 3, 2] + [1] * 20 + [3] * 12)
+      (11, 1.0, 3.0)
+    """
+    known = np.asarray(values, float)
+    window = max(_FEWEST, len(known) // _WINDOWS)
+    if len(known) < 2 * window or not np.isfinite(known).all():
+        return None
+    means = [_mean(known[end - window : end]) for end in range(window, len(known) + 1)]
+    place = int(np.argmin([value for value, _ in means]))
+    (least, error), (latest, error_latest) = means[place], means[-1]
+    noise = _CLEAR * float(np.hypot(error, error_latest))
+    if latest - least <= max(noise, _RISEN * (means[0][0] - least), _DIGITS * abs(latest)):
+        return None
+    return place + window - 1, least, latest
 
 
 def _mean(values: np.ndarray) -> tuple[float, float]:
