@@ -210,7 +210,7 @@ def table(lines: list[dict[str, Any]]) -> Iterator[dict[str, str]]:
         row = {"case": name + scaling, "method": line["method"] or "default", "seeds": str(len(runs))}
         row |= {"worst gap": f"{max(gaps):.4f}", "median gap": f"{np.median(gaps):.4f}"}
         row |= {
-            what: str(sum(one.get(what, 0) for one in runs))
+            what: str(sum(one[what] for one in runs)) if what in runs[0] else ""
             for what in ("diverged", "recovered", "exact", "off", "silent")
         }
         row["to 90%"] = arrived(runs[0])
