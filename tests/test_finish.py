@@ -1,5 +1,6 @@
 """Exact steps at the end of a run."""
 
+import types
 import warnings
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 import bilevax as bx
-from bilevax._run.finish import finish
+from bilevax._run.finish import finish, newton_steps_left
 from bilevax.testing import logistic_blocks, quadratic_blocks, ridge_blocks
 
 
@@ -68,10 +69,13 @@ def test_units_of_x_and_of_f_do_not_matter(unit):
     "options",
     [
         {"solver": bx.SOBA(upper_step=0.01)},
+        {"solver": bx.SOBA(upper_step=bx.automatic_step(speed=0.5))},
+        {"solver": bx.SOBA(upper_step=bx.bounded(bx.automatic_step(), -0.1, 0.1))},
         {"stop": bx.Stop(patience=50)},
         {"stop": bx.Stop(verify=False)},
         {"stop": bx.Stop(finish=False)},
         {"steps": 100},
+        {"steps": 0, "stop": bx.Stop(verify=True)},
     ],
 )
 def test_x_stays_where_steps_that_were_chosen_have_brought_it(options):
@@ -107,8 +111,10 @@ def test_the_search_ends_when_it_is_told_to_with_the_best_so_far():
     state, looks = run(case, steps=20).state, iter(range(5))
     found = finish(case.problem, state, case.x0, 1000, lambda: next(looks, None) is None)
     assert found is not None
-    assert found.report.evaluations == 5
+    assert found.report.evaluations < 15
     assert found.report.after <= found.report.before
+    assert found.report.falling > 0
+    assert finish(case.problem, state, case.x0, 1000, lambda: True) is None
 
 
 def test_a_run_that_still_falls_when_its_evaluations_are_used_up_says_so():
@@ -131,3 +137,52 @@ def test_a_run_that_was_killed_and_resumed_ends_at_the_same_bits(tmp_path):
     ):
         np.testing.assert_array_equal(one, other)
     assert resumed.finish == whole.finish
+
+
+def test_an_f_without_a_minimum_is_named():
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: -jnp.sum(y * block),
+        lower=lambda x, y, block, batch: jnp.sum((y - x) ** 2),
+        blocks=1 + jnp.arange(8.0).reshape(4, 2),
+    )
+    state = bx.minimize(problem, jnp.ones(2), jnp.ones((4, 2)), steps=20, progress=None).state
+    found = finish(problem, state, jnp.ones(2), 1000)
+    assert found is not None
+    assert found.report.is_endless
+    assert "no minimum" in found.report.doubt(500)
+
+
+def test_blocks_that_do_not_fit_into_memory_are_not_solved_together():
+    def left(count, width):
+        problem = bx.Problem(
+            upper=lambda x, y, block, batch: jnp.sum(y),
+            lower=lambda x, y, block, batch: jnp.sum((y - x) ** 2),
+            blocks=count,
+        )
+        state = types.SimpleNamespace(x=jnp.zeros(1), y=np.broadcast_to(np.float32(0), (count, width)))
+        return newton_steps_left(problem, state, 1e15)
+
+    assert left(1000, 64) > 0
+    assert left(200_000, 64) == 0
+
+
+def test_an_error_in_exact_steps_leaves_the_answer_of_the_run(monkeypatch):
+    def fails(*given):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("bilevax._run.ending.finish", fails)
+    case = quadratic_blocks(m=6, d_x=3, d_y=3, rows=10)
+    with pytest.warns(bx.AccuracyWarning, match="out of memory"):
+        result = bx.minimize(case.problem, case.x0, case.y0, steps=600, progress=None)
+    np.testing.assert_array_equal(result.x, result.state.x)
+
+
+def test_an_error_in_the_verification_does_not_lose_the_run(monkeypatch):
+    def fails(*given, **options):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("bilevax._run.ending.verify", fails)
+    case = quadratic_blocks(m=6, d_x=3, d_y=3, rows=10)
+    with pytest.raises(RuntimeError, match="out of memory") as caught:
+        bx.minimize(case.problem, case.x0, case.y0, steps=600, progress=None)
+    assert int(caught.value.result.state.step) == 600

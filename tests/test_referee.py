@@ -122,5 +122,5 @@ def test_a_run_that_was_cut_short_says_so():
     case = Quadratic(m=12, rows=10, d_y=3, d_x=3)
     start = case.problem, case.x0, case.y0
     slow = {"solver": bx.SOBA(upper_step=1e-4), "stop": bx.Stop(verify=True), "progress": None}
-    with pytest.warns(bx.AccuracyWarning, match=r"still on its way: \d+% .* try steps=2800 instead of 700"):
-        bx.minimize(*start, steps=700, **slow)
+    with pytest.warns(bx.AccuracyWarning, match=r"still on its way: \d+% .* try steps=4000 instead of 1000"):
+        bx.minimize(*start, steps=1000, **slow)

@@ -211,7 +211,10 @@ def test_a_run_that_visited_blocks_too_rarely_to_get_anywhere_says_so():
         blocks=jnp.asarray(targets) + 3.0,
     )
     with pytest.warns(bx.AccuracyWarning, match=r"still on its way.*blocks_per_step=40 instead of 10"):
-        bx.minimize(problem, jnp.zeros(2), jnp.zeros((400, 2)), steps=500, blocks_per_step=10, progress=None)
+        bx.minimize(
+            problem, jnp.zeros(2), jnp.zeros((400, 2)), steps=500, blocks_per_step=10, progress=None,
+            stop=bx.Stop(finish=False),
+        )  # fmt: skip
 
 
 def test_a_run_too_short_for_x_to_begin_to_move_says_so():

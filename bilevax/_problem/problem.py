@@ -261,7 +261,11 @@ class Problem(eqx.Module):
             return {UNNAMED: tree}
         if not isinstance(tree, Mapping) or set(tree) != set(self.levels):
             got = sorted(tree) if isinstance(tree, Mapping) else checks.kind_of(tree)
-            raise ValueError(f"{name} must be a dict with the lower levels {sorted(self.levels)}, got {got}")
+            means = [other for other in sorted(self.levels) if self.levels[other].is_value]
+            hint = f" (None will do for the means {means})" if name == "y0" and means else ""
+            raise ValueError(
+                f"{name} must be a dict with the lower levels {sorted(self.levels)}{hint}, got {got}"
+            )
         return {level: tree[level] for level in self.levels}
 
     def centres(self, x: PyTree) -> dict[str, PyTree]:

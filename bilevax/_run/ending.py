@@ -11,13 +11,14 @@ from bilevax._problem.problem import Problem
 from bilevax._run.chunks import work_of_a_step
 from bilevax._run.finish import finish, newton_steps_left
 from bilevax._run.interrupts import Interrupts
+from bilevax._run.knobs import Knobs
 from bilevax._run.outcome import Outcome
 from bilevax._run.run import Result, Run
 from bilevax._run.sharding import Shards
 from bilevax._run.stop import Stop
 from bilevax._run.trend import rise
 from bilevax._run.verification import can_verify, verify
-from bilevax._step.pace import Pace, paces, shortest_window
+from bilevax._step.pace import paces, shortest_window
 from bilevax._step.state import State
 from bilevax._util.trees import PyTree
 from bilevax.solvers.base import AbstractSolver
@@ -58,14 +59,14 @@ def end(
         doubt = doubt or ("" if will_verify else _has_risen(run))
     if not will_verify:
         return reached, doubt
-    until = time.monotonic() + (math.inf if stop.seconds is None else _LONGER * stop.seconds)
     with interrupts:
         found = verify(problem, reached.state, x0, solver=solver)
         reached = dataclasses.replace(reached, verification=found)
         doubt = found.message or doubt
         if run.referee is not None and reached.outcome is Outcome.FINISHED:
             doubt = doubt or run.referee.still_falls(run.done, found.objective)
-        if _finishes(stop, reached.state) and not found.ill_posed:
+        until = time.monotonic() + (math.inf if stop.seconds is None else _LONGER * stop.seconds)
+        if _finishes(stop, problem, reached.state, solver) and not found.ill_posed:
 
             def is_over() -> bool:
                 return interrupts.caught is not None or time.monotonic() > until
@@ -76,17 +77,24 @@ def end(
     return reached, doubt
 
 
-def _finishes(stop: Stop, state: State) -> bool:
+def _finishes(stop: Stop, problem: Problem, state: State, solver: AbstractSolver) -> bool:
     """Whether a run may end with exact steps: not if others choose its x, or keep it in a set."""
-    return stop.finish and stop.patience is None and isinstance(state.optimizer, Pace)
+    knobs = Knobs(solver)
+    is_ours = "upper_step" in knobs and knobs.values["upper_step"] is None
+    return is_ours and stop.finish and stop.patience is None and not problem.random and int(state.step) > 0
 
 
 def _finished(
     problem: Problem, reached: Result, x0: PyTree, steps: int, is_over: Callable[[], bool], doubt: str
 ) -> tuple[Result, str]:
     """The result after exact steps, where they are cheap, and what is to be doubted then."""
-    newton_steps = newton_steps_left(problem, reached.state.y, steps * work_of_a_step(problem, reached.state))
-    found = finish(problem, reached.state, x0, newton_steps, is_over) if newton_steps else None
+    state = reached.state
+    newton_steps = newton_steps_left(problem, state, steps * work_of_a_step(problem, state))
+    try:
+        found = finish(problem, state, x0, newton_steps, is_over) if newton_steps else None
+    except Exception as error:  # too little memory, or a function that fails far from where the run was
+        why = f"exact steps at the end failed ({type(error).__name__}: {error})"
+        return reached, doubt or f"{why}; x and y are those of the last step"
     if found is None:
         return reached, doubt
     message = f"{reached.message}; {found.report}"
@@ -114,9 +122,9 @@ def _has_risen(run: Run) -> str:
     entry, least, latest = found
     step = int(run.history["step"][entry])
     return (
-        f"f has risen from {least:.4g} near step {step} to {latest:.4g} at the end: x has run away from "
-        "where it was better, which stop=bx.Stop(patience=20) keeps as result.best. Try more rows or blocks "
-        "per step, another key, or bound x (bx.bounded)"
+        f"f has risen from {least:.4g} near step {step} to {latest:.4g} at the end: x may have run away from "
+        "where it was better, or y stays behind. stop=bx.Stop(patience=20) keeps the best as result.best. "
+        "Try more rows or blocks per step, another key, or bound x (bx.bounded)"
     )
 
 

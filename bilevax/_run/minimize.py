@@ -188,7 +188,12 @@ def minimize(
     if blown_up and not run.failed:
         went = "; ".join(map(str, blown_up))
         warnings.warn(f"the run began to blow up and went back, {went}", RecoveryWarning, stacklevel=2)
-    reached, doubt = end(reached, problem, x0, run, interrupts, solver=solver, stop=stop, shards=shards)
+    try:
+        reached, doubt = end(reached, problem, x0, run, interrupts, solver=solver, stop=stop, shards=shards)
+    except Exception as error:
+        error.result = reached  # pyright: ignore[reportAttributeAccessIssue]
+        error.add_note(f"All {run.done} steps were taken: this error's `result` holds the run.")
+        raise
     if doubt:
         warnings.warn(doubt, AccuracyWarning, stacklevel=2)
     if reached.outcome is Outcome.DIVERGED and stop.throw:

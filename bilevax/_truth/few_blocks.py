@@ -96,7 +96,9 @@ def work_of_solving(problem: Problem, blocks: int, y: PyTree) -> float:
 
 def work_of_a_newton_step(problem: Problem, y: PyTree) -> float:
     """About how many numbers a Newton step of all blocks reads."""
-    return work_of_solving(problem, problem.count, y) / USUAL_STEPS
+    entries = min(sum(leaf[0].size for leaf in jax.tree.leaves(y)), SMALL)
+    factors = problem.count * (entries**2 + entries**3 / 3)
+    return work_of_solving(problem, problem.count, y) / USUAL_STEPS + factors
 
 
 def solve_few(
@@ -199,7 +201,8 @@ def _solve(
             slope, unravel = ravel_pytree(multipliers[name])
             multipliers[name] = unravel(solved[name].inverse(slope))
             left += jnp.abs(jnp.vdot(slope, solved[name].move))
-    steps = sum((jnp.asarray(one.steps) for one in solved.values()), jnp.ones((), jnp.int32))
+    uncounted = jnp.asarray(USUAL_STEPS if own else 1, jnp.int32)
+    steps = sum((jnp.asarray(one.steps) for one in solved.values()), uncounted)
     return best, multipliers, left, steps
 
 

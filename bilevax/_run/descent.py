@@ -1,0 +1,216 @@
+"""L-BFGS on F with all blocks solved, in units that it takes from two places.
+
+Its result does not depend on the units of x and F.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from bilevax._problem.problem import Problem
+from bilevax._problem.risk import overall
+from bilevax._step.slots import gather
+from bilevax._step.state import State
+from bilevax._truth.few_blocks import Truth, solve_few
+from bilevax._util.trees import PyTree
+
+_MOST = 200  # evaluations of a search
+_LEFT = 0.005  # of F, by which a further Newton step may change it where blocks count as solved
+_ITERATIONS = 3  # iterations in which F must still fall
+_ENOUGH = 1e-4  # by how much, as a share of its decrease so far, where F is flat
+_FLAT = 1e-4  # ‖∇F‖, as a share of the largest one, where F counts as flat
+_STUCK = 1e-6  # by how much F must fall anywhere: a valley may be long
+_SAME = 16  # roundings, by which two values of F may differ and count as the same
+_TIMES = 4  # how often in a row F may be the same
+_FALLING, _LATE = 0.02, 0.8  # the share of the decrease of F that came after so large a part of the search
+_UNSOLVED = 1e3  # F where blocks cannot be solved, in units of the decrease that is expected at first
+_HARDLY = 0.03  # of the way of the entry that has gone farthest: the least way that counts
+_CHANGED = 0.01  # of ∇F, by which it must have changed on the way of a run to say how F is curved
+_FARTHER, _PROBES = 10.0, 12  # how much farther to look where F is the same, and how often
+_LEAST = 1e-3  # of the curvature along the entry in the middle: the least that counts
+_TINY = 1e-300
+
+
+class Point(NamedTuple):
+    """Where all blocks were solved.
+
+    Attributes:
+      at: x, as a vector.
+      value: F.
+      slope: ∇F, as a vector.
+      truth: all that belongs to it.
+    """
+
+    at: np.ndarray
+    value: float
+    slope: np.ndarray
+    truth: Truth
+
+
+class Exact:
+    """F and ∇F of a vector, with all blocks solved on all their rows.
+
+    Attributes:
+      tracked: the lower variables of the run.
+      left: how many Newton steps may still be taken.
+      count: how often all blocks were solved.
+    """
+
+    def __init__(self, problem: Problem, state: State, newton_steps: int, is_over: Callable[[], bool]):
+        self.problem, self.left, self._is_over = problem, newton_steps, is_over
+        self._blocks = jnp.arange(problem.count)
+        y, v = problem.split("state.y", state.y), problem.split("state.v", state.v)
+        self.tracked = gather(y, self._blocks)
+        self._v = {name: None if v[name] is None else gather(v[name], self._blocks) for name in v}
+        self._like, self._unravel = state.x, ravel_pytree(state.x)[1]
+        self._first: float | None = None  # F at the first place where all blocks were solved
+        self.count = 0
+
+    def flat(self, x: PyTree) -> np.ndarray:
+        """A tree like x as a vector."""
+        like = jax.tree.map(lambda a, like: jnp.asarray(a, like.dtype), x, self._like)
+        return np.asarray(ravel_pytree(like)[0], np.float64)
+
+    def unflat(self, at: np.ndarray) -> PyTree:
+        """A vector as a tree like x."""
+        return self._unravel(jnp.asarray(at, ravel_pytree(self._like)[0].dtype))
+
+    def __call__(self, at: np.ndarray, y: Any) -> Point | None:
+        """F and ∇F at a place, with blocks solved from y; None if they could not be solved."""
+        found = solve_few(self.problem, self.unflat(at), y, self._v, self._blocks)
+        self.count += 1
+        self.left -= int(found.steps)
+        value = float(overall(self.problem.risk, found.value, self._blocks))
+        scale = abs(value) if self._first is None else max(abs(value), abs(value - self._first))
+        left = float(jnp.mean(found.left))
+        if not (np.isfinite([value, float(found.gradient)]).all() and left <= _LEFT * scale):
+            return None
+        self._first = value if self._first is None else self._first
+        return Point(at, value, self.flat(found.slope), found)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is no time left."""
+        return self.left <= 0 or self._is_over()
+
+    @staticmethod
+    def rounding(point: Point) -> float:
+        """By how much F at a point may change by rounding."""
+        return _SAME * float(jnp.finfo(point.truth.value.dtype).eps) * abs(point.value)
+
+
+class Units:
+    """Units of the entries of x in which F is curved alike along all of them, as far as a run shows it.
+
+    The slopes where the run began and ended say how much F is curved along every entry on the way between.
+    All entries move at about the same speed, so that one that has hardly moved has come back.
+    """
+
+    def __init__(self, start: Point, end: Point):
+        way, change = np.abs(end.at - start.at), np.abs(end.slope - start.slope)
+        steepest = max(float(np.linalg.norm(start.slope)), float(np.linalg.norm(end.slope)))
+        if np.linalg.norm(change) < _CHANGED * steepest:  # rounding: x has not gone anywhere
+            change = np.zeros_like(change)
+        curvature = change / np.maximum(way, _HARDLY * max(way.max(initial=0.0), _TINY))
+        middle = np.median(curvature[curvature > 0]) if (curvature > 0).any() else 1.0
+        self.scales = 1 / np.sqrt(np.maximum(curvature, _LEAST * middle))
+        self.steepest = max(self.norm(start.slope), self.norm(end.slope))
+        # As far as a parabola would have to go whose slope has fallen by so much on the way of the run.
+        self._way = float(np.linalg.norm(way / self.scales)) or float(np.linalg.norm(start.at / self.scales))
+
+    def norm(self, slope: np.ndarray) -> float:
+        """The size of a slope."""
+        return float(np.linalg.norm(slope * self.scales))
+
+    def length(self, point: Point) -> float:
+        """How far to go at first from a point."""
+        return (self._way or 1.0) * self.norm(point.slope) / self.steepest if self.steepest > 0 else 0.0
+
+
+class _EnoughError(Exception):
+    """The search is over."""
+
+
+class Search:
+    """L-BFGS from a point.
+
+    Attributes:
+      best: the point with the least F so far.
+      was_cut: whether it was ended while it still searched.
+    """
+
+    def __init__(self, exact: Exact, first: Point, units: Units):
+        self._exact, self._first, self._units = exact, first, units
+        self.best, self.was_cut = first, False
+        self._bests: list[float] = []
+        self._unit = units.length(first)
+        self._unit_of_value = units.norm(first.slope) * self._unit
+        self._same = 0
+
+    def run(self) -> None:
+        """Searches until nothing more is found, or the time is over."""
+        if 0 < self._unit_of_value < np.inf:
+            with contextlib.suppress(_EnoughError):
+                self._find_unit()
+                self._descend()
+
+    def _descend(self) -> None:
+        from scipy.optimize import minimize  # a dependency of JAX
+
+        seen = [self.best.value]
+
+        def after_iteration(_: Any) -> None:
+            seen.append(self.best.value)
+            gained = np.inf if len(seen) <= _ITERATIONS else seen[-1 - _ITERATIONS] - seen[-1]
+            flat = self._units.norm(self.best.slope) <= _FLAT * self._units.steepest
+            if gained <= (_ENOUGH if flat else _STUCK) * (self._first.value - self.best.value):
+                raise _EnoughError
+
+        # Its own criteria are in units of F and x.
+        options = {"maxiter": 2 * _MOST, "maxfun": 2 * _MOST, "ftol": 0.0, "gtol": 0.0}
+        start = np.zeros_like(self._first.at)
+        minimize(self._look, start, jac=True, method="L-BFGS-B", callback=after_iteration, options=options)
+
+    def _find_unit(self) -> None:
+        """Looks farther down the first slope, until F changes by more than rounding."""
+        downhill = -self._first.slope * self._units.scales
+        downhill /= np.linalg.norm(downhill)
+        for _ in range(_PROBES):
+            self._look(downhill)
+            if self._same == 0:
+                return
+            self._unit, self._unit_of_value = _FARTHER * self._unit, _FARTHER * self._unit_of_value
+            self._same = 0
+
+    def falling(self, fallen: float) -> float:
+        """The share of a decrease of F that came last, if the search was cut, and it is large."""
+        part = int(_LATE * len(self._bests))
+        known = self.was_cut and part > 0 and fallen > 0
+        share = (self._bests[part - 1] - self.best.value) / fallen if known else 0.0
+        return share if share > _FALLING else 0.0
+
+    def _look(self, at: np.ndarray) -> tuple[float, np.ndarray]:
+        """F and ∇F at a place, in the units of the search and beside where it began."""
+        if self._exact.is_over or len(self._bests) >= _MOST:
+            self.was_cut = True
+            raise _EnoughError
+        scales = self._unit * self._units.scales
+        found = self._exact(self._first.at + scales * at, self.best.truth.y)
+        self._bests.append(self.best.value)
+        if found is None:
+            return _UNSOLVED, np.zeros_like(at)
+        change = abs(found.value - self.best.value)
+        self._same = self._same + 1 if change <= self._exact.rounding(found) else 0
+        if found.value < self.best.value:
+            self.best = found
+        if self._same >= _TIMES:
+            raise _EnoughError
+        value = (found.value - self._first.value) / self._unit_of_value
+        return value, found.slope * scales / self._unit_of_value
