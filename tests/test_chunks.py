@@ -73,3 +73,28 @@ def test_a_start_that_is_not_finite_ends_after_one_step(loops):
     for steps in (64, 100):
         state, _ = loops["gpu"](*begin(x0=jnp.full_like(CASE.x0, jnp.nan)), steps)
         assert int(state.step) == 1
+
+
+def test_steps_do_not_depend_on_where_chunks_end_on_an_accelerator(monkeypatch):
+    """Estimates are renewed at the same steps, whether these are taken one by one or in turns."""
+    targets = np.random.default_rng(0).normal(size=(40, 2)).astype(np.float32)
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: jnp.sum((y - block) ** 2) + 0.1 * jnp.sum(x**2),
+        lower=lambda x, y, block, batch: jnp.sum((y - x) ** 2),
+        blocks=jnp.asarray(targets),
+        risk=bx.cvar(0.3),
+    )
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(chunks, "_advance", HurriedJit(chunks.chunk_program, kept=1))
+    solver = chunks.numbers_as_arrays(bx.BSVRBv2(upper_step=0.005))
+    sampler = bx.Sampling(blocks_per_step=3).sampler(problem, jax.random.key(0))
+
+    def run(*ends):
+        state = chunks.compiled_start(solver, problem, jnp.ones(2), jnp.zeros((40, 2)), sampler)
+        for end in ends:
+            state, _ = chunks.compiled_chunk((solver, problem), state, end - int(state.step))
+        return np.asarray(state.x)
+
+    whole = run(200)
+    np.testing.assert_allclose(run(40, 72, 150, 200), whole, rtol=1e-4)
+    np.testing.assert_allclose(run(10, 64, 199, 200), whole, rtol=1e-4)

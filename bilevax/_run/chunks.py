@@ -137,6 +137,11 @@ def _legs(step: int, steps: int) -> list[tuple[int, int]]:
     return [leg for leg in legs if leg[1]] or [*legs[:2]]
 
 
+def _may_renew(step: Array) -> Array | bool:
+    """Whether estimates may be renewed at a step: on an accelerator not where a turn of steps may lie."""
+    return True if jax.default_backend() == "cpu" else (step < _TURN) | (step % _TURN == 0)
+
+
 def work_of(problem: Problem, state: State, steps: int) -> float:
     """About how many numbers some steps read; on an accelerator, where hurried steps are not worth it, ∞."""
     return steps * work_of_a_step(problem, state) if jax.default_backend() == "cpu" else math.inf
@@ -267,11 +272,11 @@ def _loop(
         return (state.step < last) & jnp.isfinite(total.high)
 
     def undisturbed(carry: tuple[State, CompensatedSum]) -> Array:
-        return going_on(carry) & ~jnp.asarray(solver.due(carry[0]))
+        return going_on(carry) & ~(jnp.asarray(solver.due(carry[0])) & _may_renew(carry[0].step))
 
     def leg(carry: tuple[State, CompensatedSum]) -> tuple[State, CompensatedSum]:
         state, total = carry
-        carry = renewed_if_due(solver, problem, state), total
+        carry = renewed_if_due(solver, problem, state, _may_renew(state.step)), total
         # Every turn of many steps may be followed by what is due: a loop of its own would ask the host twice.
         return jax.lax.while_loop(undisturbed, turned, carry) if renews and turn == 1 else turned(carry)
 

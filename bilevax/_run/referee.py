@@ -124,7 +124,7 @@ class Referee:
     def _values(self, x: PyTree, state: State) -> np.ndarray:
         """F of every block at x, solved from the y of a state; none if they cannot be solved."""
         found = solve_at(self.problem, x, state, self.blocks)
-        values, left = np.asarray(found.value, np.float64), float(np.mean(np.asarray(found.left)))
+        values, left = np.asarray(found.value, np.float64), float(np.mean(np.asarray(found.left, np.float64)))
         size = np.fmax(abs(np.mean(values)), abs(np.mean(values) - self.start))
         solved = np.isfinite(values).all() and left <= _LEFT * size
         return values if solved else np.zeros(0)

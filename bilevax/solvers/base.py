@@ -127,11 +127,14 @@ class AbstractSolver(eqx.Module):
         return None
 
 
-def renewed_if_due(solver: AbstractSolver, problem: Problem, state: State) -> State:
-    """The state before the next step, with its estimates renewed if that is due."""
+def renewed_if_due(
+    solver: AbstractSolver, problem: Problem, state: State, allowed: Array | bool = True
+) -> State:
+    """The state before the next step, with its estimates renewed if that is due, and allowed there."""
     due = solver.due(state)
     if due is None:
         return state
+    due = due & allowed
 
     def renewed() -> Any:
         after = solver.renew_estimates(problem, state)
