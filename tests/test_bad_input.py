@@ -1031,3 +1031,24 @@ def test_a_sweep_counts_its_steps_in_32_bits_too():
 def test_minimize_refuses_what_is_no_solver(solver):
     with pytest.raises(TypeError, match=r"solver must be a bilevax solver .*, got (str|float|the class)"):
         bx.minimize(problem(), X, Y, solver=solver, steps=1, key=jax.random.key(0))
+
+
+def test_a_bad_row_behind_an_allowed_mark_is_named():
+    rows = np.random.default_rng(0).normal(size=(24, 2)).astype(np.float32)
+    rows[1, 0] = np.nan  # a mark that g leaves out
+    rows[15, 1] = np.nan
+
+    def lower(x, y, block, batch):
+        marked = jnp.where(jnp.isnan(batch[:, 0]), 0, jnp.where(jnp.isnan(batch[:, 0]), 0, batch[:, 0]))
+        return jnp.mean((y - x - marked - batch[:, 1]) ** 2)
+
+    given = bx.Problem(
+        upper=lambda x, y, block, batch: (y - block) ** 2,
+        lower=lower,
+        blocks=jnp.arange(4.0),
+        lower_data=bx.PerBlock(rows, np.arange(0, 25, 6)),
+    )
+    with pytest.raises(
+        ValueError, match=r"row 15 of lower_data \(row 3 of block 2\) is not finite, and 1 other"
+    ):
+        bx.minimize(given, jnp.ones(()), jnp.zeros(4), steps=10, progress=None)

@@ -26,10 +26,11 @@ PyTree = Any
 _seen: dict[int, weakref.ref[Any]] = {}  # arrays that were found finite, by id
 _on_device = jax.jit(all_finite)
 _LARGE = 2**20  # entries: fewer are fetched from an accelerator sooner than a program is compiled for them
+_MOST_BAD, _KINDS = 10_000, 8  # rows that are not finite, and kinds of them, that are looked at
 
 
 class NotFinite(NamedTuple):
-    """The first row of an array of the data, or the first block of one of constants, that is not finite.
+    """The first row of its kind in an array of the data, or block in one of constants, that is not finite.
 
     Attributes:
       where: the array.
@@ -121,11 +122,13 @@ def not_finite(problem: Problem) -> Iterator[NotFinite]:
         for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
             if _all_finite(leaf):
                 continue
-            bad = ~np.isfinite(np.asarray(leaf)).reshape(leaf.shape[0], -1).all(1)
-            good = np.flatnonzero(~bad)
-            where = f"{name}{jax.tree_util.keystr(path)}"
-            fine = int(good[0]) if good.size else None
-            yield NotFinite(where, int(bad.argmax()), fine, int(bad.sum()), source)
+            finite = np.isfinite(np.asarray(leaf)).reshape(leaf.shape[0], -1)
+            bad, good = np.flatnonzero(~finite.all(1)), np.flatnonzero(finite.all(1))
+            # Marks of missing values hide no other entry: each kind of row is looked at.
+            kinds = np.unique(finite[bad[:_MOST_BAD]], axis=0, return_index=True)[1]
+            for place in bad[np.sort(kinds)[:_KINDS]]:
+                where = f"{name}{jax.tree_util.keystr(path)}"
+                yield NotFinite(where, int(place), int(good[0]) if good.size else None, bad.size, source)
 
 
 def bad_batch(problem: Problem, end: int) -> str:
