@@ -10,6 +10,8 @@ import pytest
 
 import bilevax as bx
 
+pytestmark = pytest.mark.usefixtures("steps_alone")
+
 M, D = 12, 3
 rng = np.random.default_rng(5)
 ROWS = bx.PerBlock(

@@ -9,7 +9,9 @@ from closed_forms import LinearMean, Quadratic
 from scipy import optimize
 
 import bilevax as bx
-from bilevax._step.newton import _share
+from bilevax._step.newton import _shortened
+
+pytestmark = pytest.mark.usefixtures("steps_alone")
 
 ARGMIN = [
     bx.BlockNewton,
@@ -392,8 +394,25 @@ def test_a_newton_step_that_overshoots_is_shortened():
     there = jnp.array(
         [[280.0], [0.5]]
     )  # far beyond the minimiser of the first, not yet at that of the second
-    np.testing.assert_allclose(_share(here, there, step), [[19 / 299], [1.0]], rtol=1e-6)
-    np.testing.assert_allclose(_share(here, jnp.full((2, 1), jnp.inf), step)[0], 1e-3)
+    hessian = jnp.full((2, 1, 1), 3.0)
+    share, raised = _shortened(here, there, step, hessian)
+    np.testing.assert_allclose(share, [[19 / 299], [1.0]], rtol=1e-6)
+    np.testing.assert_allclose(raised.ravel(), [2 * 19 / 5.7, 3.0], rtol=1e-6)
+    np.testing.assert_allclose(_shortened(here, jnp.full((2, 1), jnp.inf), step, hessian)[0][0], 1e-3)
+
+
+@pytest.mark.parametrize("far", [30.0, 250.0])
+def test_newton_steps_on_a_loss_that_grows_like_a_root_come_back_from_afar(far):
+    """Its Hessian nearly vanishes there, and Newton steps are a million times too long."""
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: (y - block) ** 2 + x**2,
+        lower=lambda x, y, block, batch: jnp.sqrt(1 + (y - block) ** 2) + 0 * x,
+        blocks=far + jnp.arange(4.0),
+    )
+    result = bx.minimize(
+        problem, jnp.ones(()), jnp.zeros(4), solver=bx.BlockNewton(), steps=200, progress=None
+    )
+    np.testing.assert_allclose(result.y, far + np.arange(4.0), atol=1e-2)
 
 
 def test_x_moves_while_y_settles_slowly():

@@ -117,7 +117,7 @@ def gap(problem, x):
     return (values[0] - values[1]) / (values[2] - values[1])
 
 
-@pytest.mark.usefixtures("x64")
+@pytest.mark.usefixtures("x64", "steps_alone")
 @pytest.mark.parametrize(("kind", "solver"), [("bounds", None), ("bounds", bx.BSVRBv2()), ("a ball", None)])
 def test_runs_with_nothing_given_reach_the_optimum(kind, solver):
     problem = problem_within(SETS[kind])

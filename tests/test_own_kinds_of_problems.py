@@ -13,6 +13,8 @@ import scipy.optimize
 
 import bilevax as bx
 
+pytestmark = pytest.mark.usefixtures("steps_alone")
+
 
 def per_block(m, **rows):
     """Rows with leading axes (m, n), as rows of the blocks."""

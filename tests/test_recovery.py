@@ -14,7 +14,10 @@ from test_checkpoint import same_bits, saved_steps
 import bilevax as bx
 from bilevax._run.ending import _went_back_often
 
-pytestmark = pytest.mark.filterwarnings("ignore::bilevax.RecoveryWarning", "ignore::bilevax.AccuracyWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::bilevax.RecoveryWarning", "ignore::bilevax.AccuracyWarning"),
+    pytest.mark.usefixtures("steps_alone"),
+]
 UPPER = [
     bx.BSVRBv1,
     bx.BSVRBv2,

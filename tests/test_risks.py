@@ -236,6 +236,7 @@ def test_soft_maximum_stays_finite_where_values_fall_or_rise_far():
 # --- runs -----------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("steps_alone")
 @pytest.mark.parametrize("name", EXACT)
 def test_a_run_ends_at_the_optimum_of_the_exact_risk(name):
     make, _, y0 = family()
