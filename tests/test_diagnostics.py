@@ -458,3 +458,20 @@ def test_a_robust_loss_with_heavy_tails_is_solved_from_zero():
     case = huber_sensors()
     found = bx.solve_lower(case.problem, case.x0, case.y0)  # raises if a block is not solved
     assert jnp.isfinite(found).all()
+
+
+def test_blocks_whose_loss_nearly_cancels_are_solved():
+    exposure = jnp.asarray([[1.6553127, 0.7916021, 0.7903706, 1.6310132]])
+    count = jnp.asarray([[5.0, 1.0, 1.0, 3.0]])  # the loss at its minimum is .094, a sum of terms near one
+
+    def deviance(y, block):
+        return jnp.mean(block["exposure"] * jnp.exp(y) - block["count"] * (y + jnp.log(block["exposure"])))
+
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: deviance(y, block),
+        lower=lambda x, y, block, batch: deviance(y, block) + jnp.exp(x) * y**2,
+        blocks={"exposure": exposure, "count": count},
+    )
+    y = bx.solve_lower(problem, jnp.zeros(()), jnp.zeros(1), tolerance=1e-6)
+    slope = exposure.mean() * jnp.exp(y[0]) - count.mean() + 2 * y[0]
+    assert abs(slope) < 1e-6 * count.mean()

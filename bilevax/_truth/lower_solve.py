@@ -24,6 +24,7 @@ _STEPS = 200  # damped Newton steps
 _STEPS_WITHIN = 300  # from a far start: where f or g is an exponential, each is a unit of its exponent
 _MOST_DAMPING_WITHIN = 1e30  # of a curvature that is nearly none, as that of an exponential far below zero
 _DAMPING, _CHANGE, _MOST_DAMPING, _LOST_DAMPING = 1e-3, 10.0, 1e12, 1e-2
+_SETTLES = 0.02  # of what a step is predicted to gain, which may be left after it where only slopes can tell
 _AS_PREDICTED = 0.5  # of the decrease that the parabola predicts: less, and a shorter step would do better
 _QUASI_NEWTON_STEPS, _QUASI_NEWTON_SHARE = 100, 1e-4
 _NEWTON_STEPS = 3
@@ -76,9 +77,11 @@ def _dense(value: Value, start: Array) -> Solved:
         then, left = both(after)
         # Near the minimum the value has no digits left to fall; the gradient still has.
         remains = jnp.vdot(left, inverse(left))
-        falls = (then < now) | (remains < jnp.vdot(gradient, move))
-        good = jnp.isfinite(then) & (then <= now + rounding * jnp.abs(now)) & falls
         predicted = jnp.vdot(gradient, move) / 2
+        falls = (then <= now + rounding * jnp.abs(now)) & ((then < now) | (remains < 2 * predicted))
+        # Where large terms cancel in the value, it has no digits at all, and the gradient alone can tell.
+        settles = (remains < _SETTLES * predicted) & (jnp.abs(jnp.vdot(left, move)) < predicted)
+        good = jnp.isfinite(then) & (falls | settles)
         # Where less is to be gained than the value has digits for, a step that leaves more than a part of the
         # gradient was rounding, and a few failures show that nothing is left.
         tiny = 2 * predicted <= rounding * jnp.abs(now)
