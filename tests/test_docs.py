@@ -76,6 +76,13 @@ def test_lines_of_prose_are_short(page):
     assert long == []
 
 
+@pytest.mark.parametrize(
+    "page", [*PAGES, *(ROOT / "docs" / "evidence").glob("*.md")], ids=lambda page: page.name
+)
+def test_no_page_holds_two_sides_of_a_merge(page):
+    assert re.findall(r"^(?:<{7}|={7}|>{7})(?: .*)?$", text_of(page), re.MULTILINE) == []
+
+
 def anchors(page):
     """The anchors of a page's headings."""
     titles = [line.lstrip("# ") for _, line in prose(page) if line.startswith("#")]

@@ -9,6 +9,7 @@ import pytest
 from closed_forms import LinearMean, Quadratic
 
 import bilevax as bx
+from bilevax.testing import ridge_blocks
 
 
 def lagging(weak):
@@ -238,3 +239,25 @@ def test_a_lower_problem_without_a_unique_solution_is_noticed():
     )
     with pytest.warns(bx.AccuracyWarning, match="g has no unique minimum in y"):
         bx.minimize(problem, jnp.zeros(()), jnp.zeros((1, 10)), steps=600, progress=None)
+
+
+def chosen_steps(upper_step, steps=1500):
+    case = ridge_blocks(m=20, d_x=4, d_y=4, rows=20, conditioning=3.0)
+    solver = bx.SOBA(upper_step=upper_step)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = bx.minimize(
+            case.problem, case.x0, case.y0, solver=solver, steps=steps, blocks_per_step="all", progress=None
+        )
+    said = [str(one.message) for one in caught if one.category is bx.AccuracyWarning]
+    return (case.value(result.x) - case.least) / (case.value(case.x0) - case.least), said
+
+
+@pytest.mark.parametrize("step", [3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4])
+def test_a_chosen_step_that_is_too_short_is_never_silent(step):
+    gap, said = chosen_steps(step)
+    assert said or gap < 0.1
+    if said:
+        assert "still on its way" in said[0]
+        assert f"upper_step={3 * step:g} instead of {step:g} (or leave it out), or steps=6000" in said[0]
+        assert gap > 0.01

@@ -45,6 +45,7 @@ class Finish:
       falling: the share of the decrease of F that came last, if F still fell fast when the search was cut;
         else 0.
       is_endless: whether F goes on falling far beyond the x that is returned.
+      was_cut: whether the search for less was ended while it still found less.
     """
 
     evaluations: int
@@ -53,6 +54,7 @@ class Finish:
     slope: float
     falling: float
     is_endless: bool = False
+    was_cut: bool = False
 
     def __str__(self) -> str:
         return f"{self.evaluations} exact evaluations took F from {self.before:.4g} to {self.after:.4g}"
@@ -69,12 +71,17 @@ class Finish:
                 f"F falls on {_BEYOND:.0f} times as far from x0 as exact steps have gone: it seems to have "
                 "no minimum. Bound x (bx.bounded), or add a regulariser to f, such as 1e-3 ‖x‖²"
             )
-        if self.falling:
-            return (
-                f"x is still on its way: {self.falling:.0%} of the decrease of F came in the last of "
-                f"{self.evaluations} exact evaluations: try steps={4 * steps} instead of {steps}"
-            )
-        return ""
+        if not self.falling and not (self.was_cut and self.is_steep):
+            return ""
+        what = (
+            f"{self.falling:.0%} of the decrease of F came in the last of"
+            if self.falling
+            else f"‖∇F‖ is still {self.slope:.2g} times its largest value after"
+        )
+        return (
+            f"x is still on its way: {what} {self.evaluations} exact evaluations: "
+            f"try steps={4 * steps} instead of {steps}"
+        )
 
 
 class Finished(NamedTuple):
@@ -143,7 +150,7 @@ def finish(
         fallen = max(place.value for place in known) - best.value
         falling, endless = search.falling(fallen), _falls_on(exact, best, exact.flat(x0), fallen)
         slope = units.norm(best.slope) / units.steepest if units.steepest > 0 else 1.0
-        report = Finish(exact.count, known[0].value, best.value, slope, falling, endless)
+        report = Finish(exact.count, known[0].value, best.value, slope, falling, endless, search.was_cut)
         return Finished(exact.unflat(best.at), problem.view(best.truth.y), report)
     return None
 

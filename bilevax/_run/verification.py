@@ -14,7 +14,7 @@ from bilevax._problem.risk import overall, weights_of
 from bilevax._problem.rows import PerBlock, Shared
 from bilevax._problem.sampling import Sampler
 from bilevax._run.ill_posed import curvature_fault
-from bilevax._run.knobs import Knobs, is_number, rounded, shown
+from bilevax._run.remedies import another_step, has_automatic_step, joined, less_noise, newton_steps
 from bilevax._step.state import State
 from bilevax._truth.few_blocks import (
     affordable_blocks,
@@ -24,9 +24,8 @@ from bilevax._truth.few_blocks import (
     work_of_solving,
 )
 from bilevax._util import checks
-from bilevax._util.trees import PyTree
+from bilevax._util.trees import PyTree, combine, inner
 from bilevax.solvers.base import AbstractSolver
-from bilevax.solvers.block_newton import BlockNewton
 
 _AT_REST = (
     "x did not move: ∇F(x0) is zero, as at a point of symmetry or where f does not depend on x: start from "
@@ -37,10 +36,11 @@ _SMALL = 0.001  # of the decrease of F: less is of no interest, where F is nearl
 _MISLED = 0.9  # of the gradient, by which that with the tracked y and v may be off
 _ASTRAY, _STEEP = 0.25, 0.25  # the same, where ∇F(x) is still so large a share of ∇F(x0)
 _UNKNOWN = 0.9  # of v: more may mean that y(x) is not unique
-_MOST_ENTRIES = 2**27  # of all Hessians together, up to which Newton steps are worth a try
 _FEW_VISITS = 100  # of a block, before which x may be on its way
 _HARDLY_LESS = 0.5  # ‖∇F‖, as a share of that at x0
+_STILL_DOWNHILL = 0.3  # the slope of F along the way of x, as a share of that at x0: a tenth of it is left
 _SHARE = 0.05  # of the work of a run
+_SLOWER, _FASTER = 0.3, 3.0  # times a step, as advice
 _LEFT = 0.005  # of F, by which a further Newton step may change it
 
 
@@ -139,14 +139,17 @@ def verify(
     spread = 0.0 if len(chosen) == problem.count else float(np.std(change)) / len(chosen) ** 0.5
     spread = np.inf if problem.risk is not None and len(chosen) < problem.count else spread
     done = int(state.step)
-    better = _newton_steps(problem, problem.split("state.y", state.y), solver) + _less_noise(
-        problem, state.sampler
-    )
-    choices = better, f"steps={4 * done} instead of {done}", _slower_x(solver)
+    better = newton_steps(problem, problem.split("state.y", state.y), solver)
+    better += less_noise(problem, state.sampler)
+    choices = better, f"steps={4 * done} instead of {done}", another_step(solver, _SLOWER)
     left = float(jnp.mean(jnp.maximum(found.left, start.left)))
     rest = float(found.gradient / jnp.maximum(start.gradient, jnp.finfo(jnp.float32).tiny))
     message = _message(result, left, rest, 2 * spread, *choices)
     message = message or _on_its_way(len(chosen), rest, done, state.sampler)
+    if not message and result.start - result.objective > max(2 * spread, _SMALL * abs(result.start)):
+        way = combine((1, state.x), (-1, x0))
+        slopes = [-float(inner(one.slope, way)) for one in (start, found)]
+        message = _still_downhill(len(chosen), slopes, f"steps={4 * done} instead of {done}", solver)
     fault = curvature_fault(problem, state.x, state.y) if result.v_error > _UNKNOWN else ""
     return dataclasses.replace(result, message=fault or message, ill_posed=bool(fault))
 
@@ -193,20 +196,20 @@ def _message(
     if worse > max(_OFF * abs(found.start), noise):
         return (
             f"x is worse than x0: {of}, F is {found.objective:.4g}, and {found.start:.4g} at x0; the lower "
-            f"variables did not follow x: try {_join([*less_noise, upper])}"
+            f"variables did not follow x: try {joined([*less_noise, upper])}"
         )
     off = found.tracked - found.objective
     if abs(off) > _OFF * abs(found.objective) and abs(off) > _SMALL * abs(worse):
         return (
             f"the objective in the history is not F: {of}, F is {found.objective:.4g}, but f is "
             f"{found.tracked:.4g} with the lower variables of the run, which are off by "
-            f"{100 * found.y_error:.3g}%: try {_join([*less_noise, steps, upper])}"
+            f"{100 * found.y_error:.3g}%: try {joined([*less_noise, steps, upper])}"
         )
     if found.gradient_error > (_ASTRAY if rest > _STEEP else _MISLED):
         return (
             f"x was moved along a wrong gradient: {of}, the gradient with the y and v of the run is off by "
             f"{found.gradient_error:.3g} times the larger one of ∇F(x) and ∇F(x0): try "
-            f"{_join([*less_noise, steps, upper])}"
+            f"{joined([*less_noise, steps, upper])}"
         )
     return ""
 
@@ -224,53 +227,13 @@ def _on_its_way(solved: int, rest: float, steps: int, sampler: Sampler) -> str:
     )
 
 
-def _newton_steps(problem: Problem, y: PyTree, solver: AbstractSolver | None) -> list[str]:
-    """The method that does not mind badly conditioned lower problems, where it is another, and fits."""
-    sizes = [
-        sum(leaf[0].size for leaf in jax.tree.leaves(y[name]))
-        for name, level in problem.levels.items()
-        if level.has_hessian
-    ]
-    if solver is None or isinstance(solver, BlockNewton) or not sizes:
-        return []
-    return ["solver=bx.BlockNewton()"] if problem.count * max(sizes) ** 2 <= _MOST_ENTRIES else []
-
-
-def _less_noise(problem: Problem, sampler: Sampler) -> list[str]:
-    """Larger samples, where there are blocks or rows that a step does not see."""
-    found = []
-    if sampler.per_step < sampler.blocks:
-        found.append(
-            f"blocks_per_step={min(4 * sampler.per_step, sampler.blocks)} instead of {sampler.per_step}"
-        )
-    rows = [rows for rows in (problem.upper_data, *problem.lower_data) if rows is not None]
-    if sampler.batch_size is not None and rows:
-        found.append(f"batch_size={_more_rows(problem, sampler.batch_size)} instead of {sampler.batch_size}")
-    return found
-
-
-def _more_rows(problem: Problem, batch_size: int) -> int | str:
-    """Four times as many rows, or all."""
-    sources = [rows for rows in (problem.upper_data, *problem.lower_data) if rows is not None]
-    most = [
-        source.longest if isinstance(source, PerBlock) else source.count
-        for source in sources
-        if isinstance(source, (Shared, PerBlock))
-    ]
-    return 4 * batch_size if not most or 4 * batch_size < max(most) else '"all"'
-
-
-def _slower_x(solver: AbstractSolver | None) -> str:
-    """A shorter upper step than that of a solver."""
-    knobs = None if solver is None else Knobs(solver)
-    given = None if knobs is None or "upper_step" not in knobs else knobs.values["upper_step"]
-    if given is None:
-        name = "…" if solver is None else type(solver).__name__
-        return f"solver=bx.{name}(upper_step=bx.automatic_step(speed=0.3))"
-    if is_number(given):
-        return f"upper_step={rounded(0.3 * float(given)):g} instead of {shown(given)} (or leave it out)"
-    return "shorter steps of the optax transformation (or leave upper_step out)"
-
-
-def _join(choices: list[str]) -> str:
-    return ", ".join(choices[:-1]) + (", or " if choices[1:] else "") + choices[-1]
+def _still_downhill(solved: int, slopes: list[float], steps: str, solver: AbstractSolver | None) -> str:
+    """What to try if F still falls along the way that x has gone; `slopes` are those at x0 and at x."""
+    first, last = slopes
+    if not (first > 0 and last > _STILL_DOWNHILL * first):
+        return ""
+    faster = [] if has_automatic_step(solver) else [another_step(solver, _FASTER)]
+    return (
+        f"x is still on its way: on {solved} blocks that were solved on all their rows, F still falls along "
+        f"the way from x0, {last / first:.2g} times as steeply as at x0: try {joined([*faster, steps])}"
+    )

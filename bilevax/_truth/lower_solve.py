@@ -24,6 +24,7 @@ _STEPS = 200  # damped Newton steps
 _STEPS_WITHIN = 300  # from a far start: where f or g is an exponential, each is a unit of its exponent
 _MOST_DAMPING_WITHIN = 1e30  # of a curvature that is nearly none, as that of an exponential far below zero
 _DAMPING, _CHANGE, _MOST_DAMPING, _LOST_DAMPING = 1e-3, 10.0, 1e12, 1e-2
+_SOLVED = 1e-6  # of the gain of a tiny step, which may be left after it
 _SETTLES = 0.02  # of what a step is predicted to gain, which may be left after it where only slopes can tell
 _AS_PREDICTED = 0.5  # of the decrease that the parabola predicts: less, and a shorter step would do better
 _QUASI_NEWTON_STEPS, _QUASI_NEWTON_SHARE = 100, 1e-4
@@ -85,18 +86,17 @@ def _dense(value: Value, start: Array) -> Solved:
         # Where less is to be gained than the value has digits for, a step that leaves more than a part of the
         # gradient was rounding, and a few failures show that nothing is left.
         tiny = 2 * predicted <= rounding * jnp.abs(now)
-        enough = good & (2 * predicted <= rounding**2 * jnp.abs(now)) | (
-            tiny & good & (remains > predicted / 2)
-        )
+        nothing_left = (remains > predicted / 2) | (remains < _SOLVED * predicted)
+        enough = good & ((2 * predicted <= rounding**2 * jnp.abs(now)) | (tiny & nothing_left))
         # Where the curvature changes on the way (a robust loss far from its corner), a step that lowers the
         # value a little does not mean that a longer one would.
         as_predicted = now - then >= _AS_PREDICTED * predicted - rounding * jnp.abs(now)
         damping = jnp.where(good & as_predicted, damping / _CHANGE, damping)
-        damping = jnp.where(good, damping, damping * _CHANGE)
+        damping = jnp.where(good, damping, jnp.maximum(damping * _CHANGE, _DAMPING))
         going = ~enough & (damping < jnp.where(tiny & ~good, _LOST_DAMPING, _MOST_DAMPING))
         return jnp.where(good, after, at), jnp.maximum(damping, rounding), count + 1, going
 
-    begun = (start, jnp.full((), _DAMPING, start.dtype), jnp.zeros((), jnp.int32), jnp.ones((), bool))
+    begun = (start, jnp.full((), rounding, start.dtype), jnp.zeros((), jnp.int32), jnp.ones((), bool))
     found, _, taken, _ = jax.lax.while_loop(lambda now: now[3] & (now[2] < _STEPS), step, begun)
     inverse = _inverse(value, found, jnp.full((), rounding, start.dtype))
     return Solved(found, inverse(jax.grad(value)(found)), inverse, taken)
