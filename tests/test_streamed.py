@@ -191,6 +191,54 @@ def test_a_loader_is_taken_up_by_its_state_or_by_reading_it_again(stateful, tmp_
     assert again.read == [*range(7), *before, *range(21, 60)]
 
 
+class Places:
+    """A source for grain: which rows of the blocks make up an element."""
+
+    def __repr__(self):  # by which a loader's state knows its source
+        return "Places()"
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, place):
+        rng = np.random.default_rng(place)
+        return {"c": rng.normal(size=(2, D)).astype(np.float32), "n": np.zeros(2, np.int32)}
+
+
+def blocks_first(batch):
+    return {name: np.swapaxes(rows, 0, 1) for name, rows in batch.items()}
+
+
+@pytest.mark.parametrize("kind", ["dataset", "DataLoader"])
+def test_a_grain_loader_is_taken_up_where_it_was(kind, tmp_path):
+    pytest.importorskip("orbax.checkpoint")
+    grain = pytest.importorskip("grain")
+    read = []
+
+    class First(grain.transforms.Map):
+        def map(self, batch):
+            read.append(1)
+            return blocks_first(batch)
+
+    def loader():
+        if kind == "dataset":
+            drawn = grain.MapDataset.source(Places()).shuffle(seed=1).repeat().batch(3)
+            return drawn.map(First()).to_iter_dataset(grain.ReadOptions(0, 0))
+        sampler = grain.samplers.IndexSampler(
+            40, shard_options=grain.sharding.NoSharding(), shuffle=True, seed=1
+        )
+        return grain.DataLoader(
+            data_source=Places(), sampler=sampler, operations=[grain.transforms.Batch(3), First()]
+        )
+
+    whole = run(loading(loader()))
+    run(loading(loader()), steps=21, checkpoint=tmp_path)
+    read.clear()
+    resumed = run(loading(loader()), checkpoint=bx.Checkpoint(tmp_path, resume=True))
+    same_bits(whole, resumed)
+    assert len(read) < 60
+
+
 @pytest.mark.filterwarnings("ignore::bilevax.RecoveryWarning")
 def test_a_run_that_goes_back_reads_its_batches_again():
     options = {"steps": 300, "stop": bx.Stop(verify=False, recover=True)}
