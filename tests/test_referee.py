@@ -8,6 +8,7 @@ from test_checkpoint import same_bits
 from test_verification import lagging
 
 import bilevax as bx
+from bilevax._run import referee as referee_module
 from bilevax._run.referee import Referee
 
 pytestmark = pytest.mark.filterwarnings("ignore::bilevax.RecoveryWarning", "ignore::bilevax.AccuracyWarning")
@@ -120,7 +121,38 @@ def test_an_objective_that_begins_at_zero_is_no_blow_up(method):
 
 def test_a_run_that_was_cut_short_says_so():
     case = Quadratic(m=12, rows=10, d_y=3, d_x=3)
-    start = case.problem, case.x0, case.y0
-    slow = {"solver": bx.SOBA(upper_step=1e-4), "stop": bx.Stop(verify=True), "progress": None}
-    with pytest.warns(bx.AccuracyWarning, match=r"still on its way: \d+% .* try steps=4000 instead of 1000"):
-        bx.minimize(*start, steps=1000, **slow)
+    state = bx.minimize(case.problem, case.x0, case.y0, steps=10, progress=None).state
+    referee = Referee(case.problem, case.x0, state)
+    assert referee.still_falls(1000, 3.0) == ""
+    referee.start, referee.seen = 10.0, [(100, 9.0), (600, 5.0), (900, 3.5)]
+    said = referee.still_falls(1000, 3.0)
+    assert "29% of the decrease of F came after step 600 of 1000" in said
+    assert said.endswith("try steps=4000 instead of 1000")
+    assert referee.still_falls(1000, 4.9) == ""
+
+
+def test_lower_problems_that_cannot_be_solved_are_looked_at_as_seldom_as_others(monkeypatch):
+    case, solve, looks = Quadratic(m=12, rows=10, d_y=3, d_x=3), referee_module.solve_at, []
+
+    def unsolved(*given):
+        looks.append(1)
+        found = solve(*given)
+        return found._replace(left=found.left + jnp.nan)
+
+    monkeypatch.setattr(referee_module, "solve_at", unsolved)
+    every = {"steps": 1000, "every": 10, "progress": None}
+    bx.minimize(case.problem, case.x0, case.y0, **every)
+    assert 3 <= len(looks) <= 1 + 4 + 1  # x0, after each 250 steps at the most, and at the end
+
+
+def test_blocks_that_are_hard_to_solve_are_looked_at_more_seldom(monkeypatch):
+    case, solve = Quadratic(m=12, rows=10, d_y=3, d_x=3), referee_module.solve_at
+    state = bx.minimize(case.problem, case.x0, case.y0, steps=10, progress=None).state
+    hard = lambda *given: solve(*given)._replace(steps=jnp.asarray(100_000))  # noqa: E731
+    monkeypatch.setattr(referee_module, "solve_at", hard)
+    referee, resumed = (Referee(case.problem, case.x0, state) for _ in range(2))
+    before = referee.pause
+    referee.has_risen(state)
+    assert referee.pause > 100 * before
+    resumed.take(referee.notes())
+    assert resumed.pause == referee.pause

@@ -17,6 +17,7 @@ from bilevax._run.recovery import copy_of
 from bilevax._run.verification import can_verify
 from bilevax._step.state import State
 from bilevax._truth.few_blocks import blocks_to_solve, solve_at, work_of_solving
+from bilevax._truth.lower_solve import USUAL_STEPS
 from bilevax._util.trees import PyTree
 from bilevax.solvers.base import AbstractSolver
 
@@ -52,6 +53,7 @@ class Referee:
       values: F of each of the blocks there; none before the first look.
       start: the mean of F at x0 over the blocks; NaN before the first look, or if they cannot be solved.
       last: the step of the latest look.
+      pause: how many steps there are from look to look, at least, so that these are a small part of the work.
       seen: the steps of all looks that count, each with the mean of F there.
     """
 
@@ -62,11 +64,13 @@ class Referee:
         self.seen: list[tuple[int, float]] = []
         work = work_of_solving(self.problem, self.blocks.size, state.y)
         passes = 1 + matrices * sum(leaf[0].size for leaf in jax.tree.leaves(state.y))
-        self._pause = max(_FIRST, work / (_SHARE * passes * work_of_a_step(problem, state)))
+        # In steps, as long as it takes to solve the blocks, if they are as hard as is usual.
+        self._usual = work / (_SHARE * passes * work_of_a_step(problem, state))
+        self.pause = max(_FIRST, self._usual)
 
     def is_due(self, step: int) -> bool:
         """Whether it is time for another look."""
-        return step >= max(_FARTHER * self.last, self.last + self._pause)
+        return step >= max(_FARTHER * self.last, self.last + self.pause)
 
     def has_risen(self, state: State, final: bool = False) -> bool:
         """Whether F is larger than at the best state, by more than the choice of the blocks accounts for.
@@ -75,16 +79,19 @@ class Referee:
         """
         values = self._values(state.settled.x, state)
         best, start = self.values, self.start
-        if not best.size:
+        if self.last == 0:
             best = self._values(self.x0, state)
             start = float(np.mean(best)) if best.size else np.nan
         risen = bool(values.size) and bool(best.size) and self._is_larger(values, best, start)
-        if not (risen or final) and values.size:
+        if risen or final:
+            return risen
+        self.last = int(state.step)
+        if values.size:
             if not best.size or np.mean(values) < np.mean(best):
                 best, self.best = values, copy_of(state)
-            self.values, self.start, self.last = best, start, int(state.step)
             self.seen.append((self.last, float(np.mean(values))))
-        return risen
+        self.values, self.start = best, start
+        return False
 
     def forget_after(self, step: int) -> None:
         """The run went back to a step."""
@@ -107,23 +114,26 @@ class Referee:
     def notes(self) -> dict[str, Any]:
         """What a checkpoint holds of it beside the state."""
         start = None if np.isnan(self.start) else self.start
-        return {"values": self.values.tolist(), "start": start, "last": self.last, "seen": self.seen}
+        looks = {"last": self.last, "pause": self.pause, "seen": self.seen}
+        return {"values": self.values.tolist(), "start": start} | looks
 
     def take(self, notes: dict[str, Any]) -> None:
         """Goes on with what a checkpoint holds."""
         self.values, self.last = np.asarray(notes["values"], np.float64), int(notes["last"])
+        self.pause = float(notes["pause"])
         self.start = np.nan if notes["start"] is None else float(notes["start"])
         self.seen = [(int(step), float(value)) for step, value in notes["seen"]]
 
     def _is_larger(self, values: np.ndarray, best: np.ndarray, start: float) -> bool:
         change = values - best
         noise = 0.0 if len(change) == self.problem.count else float(np.std(change)) / len(change) ** 0.5
-        fallen = start - float(np.mean(best))
+        fallen = 0.0 if np.isnan(start) else start - float(np.mean(best))
         return float(np.mean(change)) > _SURE * noise + _RISE * max(fallen, 0.0)
 
     def _values(self, x: PyTree, state: State) -> np.ndarray:
         """F of every block at x, solved from the y of a state; none if they cannot be solved."""
         found = solve_at(self.problem, x, state, self.blocks)
+        self.pause = max(self.pause, self._usual * int(found.steps) / USUAL_STEPS)
         values, left = np.asarray(found.value, np.float64), float(np.mean(np.asarray(found.left, np.float64)))
         size = np.fmax(abs(np.mean(values)), abs(np.mean(values) - self.start))
         solved = np.isfinite(values).all() and left <= _LEFT * size

@@ -24,6 +24,7 @@ from bilevax._step.lagrangian import Point, gradients, with_terms
 from bilevax._step.slots import gather
 from bilevax._step.state import State
 from bilevax._truth.lower_solve import SMALL, USUAL_STEPS, Solved, solve_lower_problem
+from bilevax._truth.matrix_free import USUAL
 from bilevax._truth.own_solve import Minimised, own_levels, solve_own
 from bilevax._truth.saddle_solve import indefinite_inverse, solve_saddle
 from bilevax._truth.set_solve import multiplier_within, projection, solve_within
@@ -35,7 +36,6 @@ _PASSES = 20  # over them, about: Newton steps, whose Hessians are products of m
 _CHEAP = 2**18  # numbers in the rows of all blocks together
 _FEWEST, _MOST = 32, 1024  # blocks
 _FEWEST_OF_A_RISK = 512  # a few blocks say nothing about a tail or a rare group
-_MATRIX_FREE = 500  # passes over the rows, for many variables
 _PER_PASS = 8  # products with the Hessian, which are one product of matrices
 
 
@@ -53,7 +53,7 @@ class Truth(NamedTuple):
       gradient: its norm.
       gradient_error: how far that mean is off with the tracked y and v.
       y: by level, y_i(x).
-      steps: the Newton steps of the block that took most.
+      steps: the Newton steps of the block that took most, or as much work.
     """
 
     tracked: Array
@@ -90,7 +90,7 @@ def solve_at(problem: Problem, x: PyTree, state: State, blocks: Array) -> Truth:
 def work_of_solving(problem: Problem, blocks: int, y: PyTree) -> float:
     """About how many numbers are read to solve some blocks; see `work_of_a_step`."""
     entries = sum(leaf[0].size for leaf in jax.tree.leaves(y))
-    passes = USUAL_STEPS * (4 + entries / _PER_PASS) if entries <= SMALL else _MATRIX_FREE
+    passes = USUAL_STEPS * (4 + entries / _PER_PASS) if entries <= SMALL else USUAL
     return blocks * _entries_of_a_block(problem) * passes
 
 

@@ -1,22 +1,20 @@
 """One lower problem, solved in a compiled program.
 
-Problems of few variables are solved by damped Newton steps with a dense Hessian; larger ones by L-BFGS, then
-by Newton steps whose systems are solved by conjugate gradients. Both work in variables in which the diagonal
-of the Hessian is one, so that the entries of y may have very different units.
+Problems of few variables are solved by damped Newton steps with a dense Hessian, in variables in which its
+diagonal is one; larger ones without a matrix (`matrix_free`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
-from jax.scipy.sparse.linalg import cg
 
 from bilevax._step.linear_algebra import one_by_one
+from bilevax._truth.matrix_free import USUAL, roots, solve_matrix_free
 
 SMALL = 64  # variables, up to which the Hessian is a matrix
 USUAL_STEPS = 8  # of Newton, or as much work
@@ -27,13 +25,7 @@ _DAMPING, _CHANGE, _MOST_DAMPING, _LOST_DAMPING = 1e-3, 10.0, 1e12, 1e-2
 _SOLVED = 1e-6  # of the gain of a tiny step, which may be left after it
 _SETTLES = 0.02  # of what a step is predicted to gain, which may be left after it where only slopes can tell
 _AS_PREDICTED = 0.5  # of the decrease that the parabola predicts: less, and a shorter step would do better
-_QUASI_NEWTON_STEPS, _QUASI_NEWTON_SHARE = 100, 1e-4
-_NEWTON_STEPS = 3
 _FAR = 1e6  # times the size of a start, or one: beyond that nothing was found
-_CG_STEPS, _CG_SHARE = 300, 1e-3
-_CG_ENOUGH = 0.03  # what may be left of a right-hand side
-_PROBES, _ROUNDS = 8, 4
-_SHARE = 0.05  # the least entry of the diagonal, as a share of the size of its row
 
 Value = Callable[[Array], Array]
 
@@ -45,7 +37,7 @@ class Solved(NamedTuple):
       y: the minimiser.
       move: the Newton step that is left; NaN where even its system could not be solved.
       inverse: multiplies a vector by [∇²_yy g]⁻¹.
-      steps: how many Newton steps were taken; as many as is usual where they are not counted.
+      steps: how many Newton steps were taken, or as much work; as many as is usual where it is not counted.
     """
 
     y: Array
@@ -163,76 +155,8 @@ def unit_diagonal(hessian: Array) -> tuple[Array, Array]:
     return hessian / scales[:, None] / scales, scales
 
 
-def roots(diagonal: Array) -> Array:
-    """The roots of a diagonal by size; where it is zero, that of its largest entry, or one.
-
-    Entries may differ by any factor: a strength that has grown to e⁷⁰ must not change the units of others.
-    """
-    diagonal = jnp.abs(diagonal)
-    largest = jnp.max(diagonal)
-    return jnp.sqrt(jnp.where(diagonal > 0, diagonal, jnp.where(largest > 0, largest, 1)))
-
-
 def _matrix_free(value: Value, start: Array) -> Solved:
-    """L-BFGS, then Newton steps by conjugate gradients, each taken only if it does not increase the value."""
-    scales = _scales(value, start)
-
-    def scaled(at: Array) -> Array:
-        return value(at / scales)
-
-    def step(_: Any, at: Array) -> Array:
-        after = at - _solution(scaled, at, jax.grad(scaled)(at))[0]
-        return jnp.where(scaled(after) <= scaled(at), after, at)
-
-    found = jax.lax.fori_loop(0, _NEWTON_STEPS, step, _quasi_newton(scaled, start * scales))
-    move, solved = _solution(scaled, found, jax.grad(scaled)(found))
-
-    def inverse(right: Array) -> Array:
-        return _solution(scaled, found, right / scales)[0] / scales
-
-    return Solved(found / scales, jnp.where(solved, move / scales, jnp.nan), inverse)
-
-
-def _scales(value: Value, at: Array) -> Array:
-    """The roots of the diagonal of the Hessian, from products with random signs.
-
-    A product mixes entry i with all others. So the first estimate is rough where their units are very
-    different; those that follow look at variables that are already scaled.
-    """
-    product = jax.linearize(jax.grad(value), at)[1]
-
-    def improve(_: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        key, scales = carry
-        key, draw = jax.random.split(key)
-        signs = jax.random.rademacher(draw, (_PROBES, at.size), at.dtype)
-        found = signs * jax.lax.map(lambda sign: product(sign / scales) / scales, signs)
-        diagonal = jnp.maximum(jnp.mean(found, 0), _SHARE * jnp.sqrt(jnp.mean(jnp.square(found), 0)))
-        return key, scales * roots(diagonal)
-
-    return jax.lax.fori_loop(0, _ROUNDS, improve, (jax.random.key(0), jnp.ones_like(at)))[1]
-
-
-def _quasi_newton(value: Value, start: Array) -> Array:
-    """A point near the minimum, by L-BFGS."""
-    solver = optax.lbfgs()
-    both = optax.value_and_grad_from_state(value)
-    enough = _QUASI_NEWTON_SHARE * jnp.linalg.norm(jax.grad(value)(start))
-
-    def step(carry: tuple[Array, Any, Array, Array]) -> tuple[Array, Any, Array, Array]:
-        at, state, count, _ = carry
-        f, gradient = both(at, state=state)
-        moves, state = solver.update(gradient, state, at, value=f, grad=gradient, value_fn=value)
-        after: Any = optax.apply_updates(at, moves)
-        after = jnp.where(jnp.isfinite(value(after)), after, at)
-        return after, state, count + 1, jnp.linalg.norm(gradient) > enough
-
-    going = (start, solver.init(start), jnp.zeros((), jnp.int32), jnp.ones((), bool))
-    return jax.lax.while_loop(lambda now: now[3] & (now[2] < _QUASI_NEWTON_STEPS), step, going)[0]
-
-
-def _solution(value: Value, at: Array, right: Array) -> tuple[Array, Array]:
-    """[∇² value]⁻¹ right, and whether it is one."""
-    product = jax.linearize(jax.grad(value), at)[1]
-    found = cg(product, right, tol=_CG_SHARE, maxiter=_CG_STEPS)[0]
-    left = jnp.linalg.norm(product(found) - right)
-    return found, left <= _CG_ENOUGH * jnp.linalg.norm(right)
+    """As `solve_matrix_free`, with its work in Newton steps."""
+    found = solve_matrix_free(value, start)
+    steps = jnp.ceil(USUAL_STEPS * found.passes / USUAL).astype(jnp.int32)
+    return Solved(found.y, found.move, found.inverse, steps)
