@@ -3,7 +3,8 @@
 `python -m benchmarks.defaults` runs every case of `benchmarks.defaults_cases` with nothing given but the
 number of steps. `--few` gives the few blocks and rows per step of the case, which makes it harder. `--methods
 BSVRBv2 MMBO` runs methods without arguments instead of the default one, `--methods all` all of them;
-`--units` multiplies x, y and F by 1e-3 and 1e3; `--grid` adds the method with 15 upper steps, at equal steps
+`--units` multiplies x, y and F by 1e-3 and 1e3; `--steps-alone` leaves out the exact steps at the end, as a
+run does whose blocks are too many for them; `--grid` adds the method with 15 upper steps, at equal steps
 and sampling. It prints the relative gap (F − F_best)/(F_0 − F_best) with F exact; F_best is the least that
 any run of any method or L-BFGS reached. A gap above one is worse than the start. "off" counts the runs whose
 tracked f is off by more than 2% of F (and by more than a thousandth of its decrease), "silent" those of them
@@ -66,7 +67,12 @@ def value(case: Case, x: Any) -> float:
 
 
 def run(
-    case: Case, solver: bx.AbstractSolver | None, seed: int, few: bool, verify: bool = True
+    case: Case,
+    solver: bx.AbstractSolver | None,
+    seed: int,
+    few: bool,
+    verify: bool = True,
+    finish: bool = True,
 ) -> dict[str, Any]:
     """How a run ended, and its way there."""
     way: list[Any] = []
@@ -89,7 +95,7 @@ def run(
             progress=None,
             metrics={"note": note},
             every=case.steps // TRACKED,
-            stop=bx.Stop(throw=False, verify=verify, raise_on_interrupt=True),
+            stop=bx.Stop(throw=False, verify=verify, finish=finish, raise_on_interrupt=True),
         )
     found, seen = value(case, result.x), result.verification
     # What the run says that F is: after exact steps, what these say.
@@ -147,7 +153,7 @@ def without_way(case: Case, runs: list[dict[str, Any]], chosen: int) -> list[dic
     return runs
 
 
-def measure(task: dict[str, Any], seeds: int, few: bool) -> dict[str, Any] | None:
+def measure(task: dict[str, Any], seeds: int, few: bool, finish: bool) -> dict[str, Any] | None:
     """One line of what is kept; None if the method does not take the case."""
     case, began = CASES[task["case"]](), time.perf_counter()
     method, units = task["method"], task["units"]
@@ -160,7 +166,7 @@ def measure(task: dict[str, Any], seeds: int, few: bool) -> dict[str, Any] | Non
             return None
         make = getattr(bx, method) if method else _nothing
         if task["what"] == "nothing":
-            runs = [run(case, make(), seed, few) for seed in range(seeds)]
+            runs = [run(case, make(), seed, few, finish=finish) for seed in range(seeds)]
             found = {"runs": without_way(case, runs, 0)}
         else:
             make = bx.BSVRBv2 if method is None else make
@@ -169,10 +175,10 @@ def measure(task: dict[str, Any], seeds: int, few: bool) -> dict[str, Any] | Non
     return task | found | {"seconds": time.perf_counter() - began}
 
 
-def guarded(task: dict[str, Any], seeds: int, few: bool) -> tuple[dict[str, Any], Any, str]:
+def guarded(task: dict[str, Any], seeds: int, few: bool, finish: bool) -> tuple[dict[str, Any], Any, str]:
     """A task, what came of it, and what went wrong."""
     try:
-        return task, measure(task, seeds, few), ""
+        return task, measure(task, seeds, few, finish), ""
     except Exception as error:  # the other tasks go on
         return task, None, f"{type(error).__name__}: {error}"
 
@@ -238,11 +244,13 @@ def main() -> None:
     parser.add_argument("--grid", action="store_true", help="run the grid of upper steps as well")
     parser.add_argument("--few", action="store_true", help="few blocks and rows per step")
     parser.add_argument("--units", action="store_true", help="run with x, y and F times 1e-3 and 1e3 as well")
+    parser.add_argument("--steps-alone", action="store_true", help="without exact steps at the end")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--table", action="store_true", help="print what is there, and run nothing")
     parser.add_argument("--out", type=Path, default=Path("results"))
     options = parser.parse_args()
-    file = options.out / f"defaults{'_few' if options.few else ''}.jsonl"
+    forms = "_few" * options.few + "_steps_alone" * options.steps_alone
+    file = options.out / f"defaults{forms}.jsonl"
     kept = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     names = [name for name in CASES if any(part in name for part in options.cases)]
     units: list[dict[str, float]] = [{}]
@@ -262,7 +270,9 @@ def main() -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("spawn")
     with context.Pool(options.workers, pin, (context.Value("i", 0),)) as pool, file.open("a") as out:
-        look = functools.partial(guarded, seeds=options.seeds, few=options.few)
+        look = functools.partial(
+            guarded, seeds=options.seeds, few=options.few, finish=not options.steps_alone
+        )
         for place, (task, line, wrong) in enumerate(pool.imap_unordered(look, tasks)):
             words = [task["case"], task["what"], task["method"] or "default", str(task["units"] or "")]
             print(f"{place + 1} of {len(tasks)}: {', '.join(words)} {wrong}", flush=True)
