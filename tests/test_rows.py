@@ -182,6 +182,11 @@ def test_rows_of_blocks_one_after_the_other():
     assert np.asarray(found.rows["row"])[:, 0].tolist() == [3, 3, 3, 1, 2, 2]
     stacked = bx.PerBlock.from_blocks(zip(np.zeros((4, 5, 2)), np.ones((4, 5)), strict=True))
     assert stacked.lengths.tolist() == [5] * 4
+    arrays = {"row": np.arange(24.0).reshape(4, 3, 2), "target": np.arange(12).reshape(4, 3)}
+    stacked = bx.PerBlock.from_blocks(arrays)
+    assert stacked.lengths.tolist() == [3] * 4
+    np.testing.assert_array_equal(stacked.rows["row"], np.arange(24.0).reshape(12, 2))
+    np.testing.assert_array_equal(stacked.rows["target"], np.arange(12))
 
 
 def test_rows_in_any_order_are_sorted_by_their_block():
@@ -195,6 +200,9 @@ def test_rows_in_any_order_are_sorted_by_their_block():
     ("make", "words"),
     [
         (lambda: bx.PerBlock.from_blocks([]), "at least one block"),
+        (lambda: bx.PerBlock.from_blocks({"a": np.zeros((2, 3)), "b": np.zeros((2, 4))}), "the same m and n"),
+        (lambda: bx.PerBlock.from_blocks({"a": np.zeros(2)}), r"the same m and n, got shapes \[\(2,\)\]"),
+        (lambda: bx.PerBlock({"a": np.zeros((2, 3))}), "needs offsets"),
         (lambda: bx.PerBlock.from_blocks([np.zeros((2, 3)), np.zeros((2, 4))]), "the same form"),
         (lambda: bx.PerBlock.from_blocks([{"a": np.zeros(2)}, {"b": np.zeros(2)}]), "the same form"),
         (lambda: bx.PerBlock.from_blocks([np.zeros(2), np.zeros(0)]), "rows of block 1 must hold"),

@@ -171,6 +171,8 @@ class PerBlock(Rows):
       3
       >>> bx.PerBlock.from_blocks([jnp.zeros(2), jnp.ones(3)]).lengths.tolist()
       [2, 3]
+      >>> bx.PerBlock.from_blocks({"row": jnp.zeros((4, 3, 2)), "label": jnp.zeros((4, 3))}).lengths.tolist()
+      [3, 3, 3, 3]
       >>> bx.PerBlock.from_owners(jnp.arange(5.0), owners=[1, 0, 1, 0, 1]).rows.tolist()
       [1.0, 3.0, 0.0, 2.0, 4.0]
     """
@@ -185,7 +187,12 @@ class PerBlock(Rows):
 
     split = True
 
-    def __init__(self, rows: PyTree, offsets: Any):
+    def __init__(self, rows: PyTree, offsets: Any = None):
+        if offsets is None:
+            raise ValueError(
+                "PerBlock needs offsets, where the rows of each block begin and the last ones end, got none. "
+                "PerBlock.from_blocks takes the rows of each block, PerBlock.from_owners a block for each row"
+            )
         self.count = leading_axis("PerBlock rows", rows)
         bounds = np.asarray(offsets)
         if bounds.ndim != 1 or bounds.size < 2 or not np.issubdtype(bounds.dtype, np.integer):
@@ -217,8 +224,10 @@ class PerBlock(Rows):
     def from_blocks(cls, blocks: Iterable[PyTree]) -> PerBlock:
         """The rows of each block, one pytree after the other, all with the same leaves.
 
-        Rows of m blocks of equally many, in arrays of shape (m, n, …), are such a list too: `zip(X, y)`.
+        Blocks of equally many rows may be given as one dictionary of arrays of shape (m, n, …).
         """
+        if isinstance(blocks, dict):
+            return cls._from_arrays(blocks)
         parts = list(blocks)
         if not parts:
             raise ValueError("PerBlock.from_blocks needs the rows of at least one block, got none")
@@ -230,6 +239,18 @@ class PerBlock(Rows):
                 f"PerBlock.from_blocks: the rows of all blocks must have the same form: {error}"
             ) from error
         return cls(rows, np.cumsum([0, *lengths]))
+
+    @classmethod
+    def _from_arrays(cls, blocks: dict[str, Any]) -> PerBlock:
+        shapes = {np.shape(leaf)[:2] for leaf in jax.tree.leaves(blocks)}
+        if len(shapes) != 1 or len(shape := shapes.pop()) < 2:
+            raise ValueError(
+                "PerBlock.from_blocks takes a dictionary of arrays of shape (m, n, …) with the same m and n, "
+                f"got shapes {[np.shape(leaf) for leaf in jax.tree.leaves(blocks)]}"
+            )
+        count, length = shape
+        rows = jax.tree.map(lambda a: np.reshape(a, (count * length, *np.shape(a)[2:])), blocks)
+        return cls(rows, np.arange(count + 1) * length)
 
     @classmethod
     def from_owners(cls, rows: PyTree, owners: Any) -> PerBlock:
