@@ -275,4 +275,4 @@ def test_new_blocks_without_rows_of_f_are_not_solved_for_what_optimises_f():
     with pytest.raises(
         ValueError, match=r"adapt .* the minimum level 'p', which optimises f: call solve_lower"
     ):
-        bx.adapt(problem, jnp.ones(2), None, blocks=problem.blocks)
+        bx.adapt(problem, jnp.ones(2), {}, blocks=problem.blocks)
