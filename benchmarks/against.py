@@ -6,10 +6,11 @@ this tree takes its turns too: by how much its ratio to the first is off one is 
 Where programs and their arrays happen to lie in memory is good for some percent, so there are several
 `--pairs` of new processes, each with a ratio: the median over rounds of that of two turns in a row. What is
 printed is the median of these, with the least and the largest. Steps of this tree with the automatic upper
-step take their turns between them, unless `--fixed`. What the compiler counts in a step, operations and
-bytes, does not depend on what else the machine does.
+step take their turns between them, unless `--fixed`. Seconds are those of the processor, which hardly depend
+on what else the machine does; what the compiler counts in a step, operations and bytes, does not at all.
 
-`taskset -c 3 python -m benchmarks.against …` keeps all processes on one core, where they do not work at once.
+`taskset -c 3 python -m benchmarks.against …` keeps all processes on one core, where they do not work at once
+and where a step has no helping threads, whose seconds would count, too.
 `--join` makes one table of those of several runs, with different methods each.
 """
 

@@ -2,8 +2,9 @@
 
 The program is run with another tree's packages, too, and uses what all of them have. It reads lines such as
 `[["BSVRBv2", 0.1], 500]` (a method, its upper step or null for the automatic one, and how many steps), and
-answers each with the seconds that they took. For 0 steps it answers with what the compiler counts in a step:
-operations, and bytes that are read and written.
+answers each with the seconds of the processor that they took, which hardly depend on what else the machine
+does. For 0 steps it answers with what the compiler counts in a step: operations, and bytes that are read and
+written.
 """
 
 from __future__ import annotations
@@ -75,11 +76,11 @@ class Steps:
         self.advance(3)
 
     def advance(self, steps: int) -> float:
-        """Takes steps, and returns their seconds."""
-        began = time.perf_counter()
+        """Takes steps, and returns their seconds of the processor."""
+        began = time.process_time()
         self.state, _ = compiled_chunk(self.inputs, self.state, steps)
         jax.block_until_ready(self.state)
-        return time.perf_counter() - began
+        return time.process_time() - began
 
     def work(self) -> list[float]:
         """What the compiler counts in a step: operations and bytes. It does not depend on other programs."""

@@ -245,3 +245,34 @@ def test_a_known_start_within_bounds_is_checked_inside_a_program():
     assert shapes(jnp.ones((3, 2))).shape == (2,)
     with pytest.raises(ValueError, match=r"y0 must start in the set that project= gives, .* slot 0"):
         shapes(jnp.full((3, 2), 2.0))
+
+
+def test_messages_about_unsolved_problems_speak_of_the_kinds_that_there_are():
+    """Of f where its own variables have no optimum, and of g where there is a g."""
+    problem = bx.Problem(lambda x, y, b, r: x @ x + y["q"], {"q": bx.minimum()}, 3)
+    with pytest.warns(
+        bx.AccuracyWarning, match=r"not be verified.*solved; f must be convex in the variables"
+    ):
+        bx.minimize(
+            problem,
+            jnp.ones(2),
+            {"q": jnp.zeros(3)},
+            solver=bx.SOBA(0.1, lower_step=0.1),
+            steps=100,
+            stop=bx.Stop(verify=True),
+            progress=None,
+        )
+    own = "f must be convex in the variables of a `minimum`, and concave in those of a `maximum`"
+    assert problem.assumptions == own
+    assert quadratic(p=bx.minimum(), q=bx.maximum()).assumptions == own
+    level = bx.argmin(lambda x, y, b, r: jnp.sum((y - x) ** 2))
+    both = bx.Problem(lambda x, y, b, r: jnp.sum(y["y"]) + y["q"], {"y": level, "q": bx.minimum()}, 3)
+    assert both.assumptions == f"g must be smooth and strongly convex in y; {own}"
+
+
+def test_new_blocks_without_rows_of_f_are_not_solved_for_what_optimises_f():
+    problem = quadratic(p=bx.minimum())
+    with pytest.raises(
+        ValueError, match=r"adapt .* the minimum level 'p', which optimises f: call solve_lower"
+    ):
+        bx.adapt(problem, jnp.ones(2), {}, blocks=problem.blocks)

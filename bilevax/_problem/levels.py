@@ -30,6 +30,7 @@ class Level(eqx.Module):
 
     Class attributes:
       kind: what the level is called in messages.
+      assumption: what f, g or c must be for the level's variables to be known, in the words of messages.
       has_hessian: y is a stationary point of g, so that its multiplier v solves a linear system with the
         Hessian of g.
       own: y minimises or maximises f itself: the level has no function, and needs no multiplier.
@@ -44,6 +45,7 @@ class Level(eqx.Module):
     """
 
     kind: ClassVar[str]
+    assumption: ClassVar[str] = "the level's function must be smooth, and its variables must be unique"
     has_hessian: ClassVar[bool]
     own: ClassVar[bool] = False
     sign: ClassVar[int] = 1
@@ -133,6 +135,7 @@ class Argmin(Level):
     """A lower level y_i(x) = argmin_y g_i(x, y). Made by `bilevax.argmin`."""
 
     kind = "argmin"
+    assumption = "g must be smooth and strongly convex in y"
     has_hessian = True
 
     around: Callable[[PyTree], PyTree] | Literal[False] | None = eqx.field(static=True, default=None)
@@ -177,6 +180,7 @@ class Mean(Level):
     """A lower level y_i(x) = E[c_i(x; ζ)]. Made by `bilevax.mean`."""
 
     kind = "mean"
+    assumption = "c must be finite"
     has_hessian = False
 
     lower: Bound | None = eqx.field(static=True, default=None)

@@ -20,6 +20,7 @@ PyTree = Any
 class Own(Level):
     """Variables that optimise f. Made by `bilevax.minimum` and `bilevax.maximum`."""
 
+    assumption = "f must be convex in the variables of a `minimum`, and concave in those of a `maximum`"
     has_hessian = False
     own = True
 

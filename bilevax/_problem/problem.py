@@ -298,6 +298,11 @@ class Problem(eqx.Module):
         return out
 
     @property
+    def assumptions(self) -> str:
+        """What f, g and c must be for the lower variables to be known, in the words of messages."""
+        return "; ".join(dict.fromkeys(level.assumption for level in self.levels.values()))
+
+    @property
     def centre_functions(self) -> tuple[tuple[str, Callable[[PyTree], PyTree]], ...]:
         """The levels whose variables are stored as offsets, each with its a(x)."""
         return tuple((name, level.centre) for name, level in self.levels.items() if level.centre is not None)

@@ -20,6 +20,9 @@ class Saddle(Argmin):
     """A lower level y = (p, q), where p minimises g and q maximises it. Made by `bilevax.saddle`."""
 
     kind = "saddle"
+    assumption = (
+        "g must be smooth, strongly convex in what minimises it and strongly concave in what maximises it"
+    )
     sign = 0
 
     def signed(self, slope: PyTree) -> PyTree:

@@ -115,7 +115,9 @@ class Contest:
                 record.outcome = "unsolved" if bool(all_finite((state.average, state.y))) else "diverged"
         self._keep([trial for trial in self.running if self.records[trial].outcome == "finished"])
         if not self.heats:
-            raise ValueError(_nothing_left([record.outcome for record in self.records]))
+            raise ValueError(
+                _nothing_left([record.outcome for record in self.records], self.problem.assumptions)
+            )
 
     def keep(self, most: int) -> None:
         """Drops all but the best trials."""
@@ -129,10 +131,10 @@ class Contest:
         self.heats = [heat for heat in self.heats if heat.members]
 
 
-def _nothing_left(outcomes: list[str]) -> str:
+def _nothing_left(outcomes: list[str], assumptions: str) -> str:
     if "unsolved" in outcomes:
         return (
-            "no trial could be judged: some lower problems could not be solved at the x that was reached; g "
-            "must be smooth and strongly convex in y, and steps not too large"
+            "no trial could be judged: some lower problems could not be solved at the x that was reached; "
+            f"{assumptions}, and steps must not be too large"
         )
     return f"all {len(outcomes)} trials diverged: put smaller steps into the grid"

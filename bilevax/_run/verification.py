@@ -144,7 +144,7 @@ def verify(
     choices = better, f"steps={4 * done} instead of {done}", another_step(solver, _SLOWER)
     left = float(jnp.mean(jnp.maximum(found.left, start.left)))
     rest = float(found.gradient / jnp.maximum(start.gradient, jnp.finfo(jnp.float32).tiny))
-    message = _message(result, left, rest, 2 * spread, *choices)
+    message = _message(result, problem.assumptions, left, rest, 2 * spread, *choices)
     message = message or _on_its_way(len(chosen), rest, done, state.sampler)
     if not message and result.start - result.objective > max(2 * spread, _SMALL * abs(result.start)):
         way = combine((1, state.x), (-1, x0))
@@ -181,7 +181,14 @@ def can_verify(problem: Problem, y: PyTree, work: float) -> bool:
 
 
 def _message(
-    found: Verification, left: float, rest: float, noise: float, less_noise: list[str], steps: str, upper: str
+    found: Verification,
+    assumptions: str,
+    left: float,
+    rest: float,
+    noise: float,
+    less_noise: list[str],
+    steps: str,
+    upper: str,
 ) -> str:
     """What is wrong, and what to try; `rest` is ‖∇F(x)‖/‖∇F(x0)‖."""
     of = f"on {found.blocks} blocks that were solved on all their rows"
@@ -189,8 +196,8 @@ def _message(
     if not (np.isfinite([found.objective, found.start]).all() and left <= _LEFT * scale):
         return (
             "the answer could not be verified: from where the run ended, some lower problems could not be "
-            "solved; g must be smooth and strongly convex in y, and x must not have run off to where it is "
-            "hardly so: look at result.x, bound it (bx.bounded), or regularise f"
+            f"solved; {assumptions}, and x must not have run off to where that hardly holds: look at "
+            "result.x, bound it (bx.bounded), or regularise f"
         )
     worse = found.objective - found.start
     if worse > max(_OFF * abs(found.start), noise):

@@ -41,6 +41,7 @@ from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import Sample
 from bilevax._step.lagrangian import Point, hessians, lower_slopes
 from bilevax._step.linear_algebra import (
+    change_if,
     flatten_slots,
     free_part,
     raise_eigenvalues,
@@ -77,8 +78,11 @@ class NewtonSteps(TrackedSolve):
         return dataclasses.replace(memory, hessian=scaled_identities(y, smoothness))
 
     def prepare(self, visit: Visit, problem: Problem, point: Point, sample: Sample) -> Visit:
-        hessian, _ = _definite(hessians(problem, visit.name, point, sample), 100 * _LEAST, _signs(visit))
-        return dataclasses.replace(visit, rows=dataclasses.replace(visit.rows, hessian=hessian))
+        sampled = hessians(problem, visit.name, point, sample)
+        scales = _scales(sampled)
+        curved, _ = _definite(_scaled(sampled, 1 / scales), 100 * _LEAST, _signs(visit))
+        rows = dataclasses.replace(visit.rows, hessian=_scaled(curved, scales))
+        return dataclasses.replace(visit, rows=rows)
 
     def first(self, visit: Visit, look: Look) -> Memory:
         return dataclasses.replace(super().first(visit, look), hessian=visit.rows.hessian)
@@ -89,10 +93,11 @@ class NewtonSteps(TrackedSolve):
         sampled = hessians(look.problem, visit.name, point, look.sample)
         signs = _signs(visit)
         tracked = track(visit.rows.hessian, [sampled], weight, None)
-        hessian, repaired = _definite(tracked, _LEAST, signs)
+        scales = _scales(tracked)
+        curved, repaired = _definite(_scaled(tracked, 1 / scales), _LEAST, signs)
+        hessian = _scaled(curved, scales)
         slopes = self.lower_gradient(seen, visit), self.solve_gradient(seen, visit)
         values = point.y[visit.name], v[visit.name]
-        scales = _scales(hessian)
         flat_v = flatten_slots(v[visit.name])
         raised = run_if(
             repaired > 0,
@@ -102,7 +107,6 @@ class NewtonSteps(TrackedSolve):
         right = jnp.stack([flatten_slots(slopes[0]), flatten_slots(slopes[1]) + raised], -1)
         right = right / scales[..., None]
         inverse = solve if signs is None else solve_indefinite
-        curved = _scaled(hessian, 1 / scales)
         if visit.confined:
             return self._within(visit, look, hessian, (scales, curved, weight * right)), repaired
         steps = weight * inverse(curved, right) / scales[..., None]
@@ -179,12 +183,16 @@ def _shortened(here: Array, there: Array, step: Array, hessian: Array) -> tuple[
     beyond = rises > _BEYOND * falls
     share = jnp.where(beyond, falls / jnp.where(rises > 0, rises + falls, 1), 1)
     share = jnp.where(jnp.isfinite(rises), jnp.maximum(share, _SHORTEST), _SHORTEST).astype(step.dtype)
-    along = (hessian @ step[..., None])[..., 0]
-    curved = jnp.sum(along * step, -1, keepdims=True)
-    known = beyond & (falls > 0) & (curved > 0)
-    missing = jnp.where(known, jnp.maximum(2 * falls / jnp.where(known, curved, 1) - 1, 0), 0)
-    unit = along * jax.lax.rsqrt(jnp.where(known, curved, 1))
-    return share, hessian + missing[..., None] * unit[..., :, None] * unit[..., None, :]
+
+    def stiffer(hessian: Array) -> Array:
+        along = (hessian @ step[..., None])[..., 0]
+        curved = jnp.sum(along * step, -1, keepdims=True)
+        known = beyond & (falls > 0) & (curved > 0)
+        missing = jnp.where(known, jnp.maximum(2 * falls / jnp.where(known, curved, 1) - 1, 0), 0)
+        unit = along * jax.lax.rsqrt(jnp.where(known, curved, 1))
+        return hessian + missing[..., None] * unit[..., :, None] * unit[..., None, :]
+
+    return share, change_if(jnp.any(beyond), stiffer, hessian)
 
 
 def _signs(visit: Visit) -> Array | None:
@@ -197,23 +205,14 @@ def _signs(visit: Visit) -> Array | None:
 def _definite(hessian: Array, least: float, signs: Array | None) -> tuple[Array, Array]:
     """The matrices, with positive curvature in what minimises g, and negative curvature in what maximises it.
 
-    Then they have an inverse, whatever couples both parts.
+    Then they have an inverse, whatever couples both parts. Their diagonals must have been scaled to ones:
+    otherwise entries of y in small units would be lost beside those in large ones.
     """
     if signs is None:
-        return _positive(hessian, least)
+        return raise_eigenvalues(hessian, least, reflected=True)
     curved = jnp.where(signs[:, None] == signs, signs * hessian, 0)
-    raised, count = _positive(curved, least)
+    raised, count = raise_eigenvalues(curved, least, reflected=True)
     return hessian + signs * (raised - curved), count
-
-
-def _positive(hessian: Array, least: float) -> tuple[Array, Array]:
-    """The matrices, with eigenvalues at least so large after every diagonal entry has been scaled to one.
-
-    Without that scaling, entries of y in small units would be lost beside those in large ones.
-    """
-    scales = _scales(hessian)
-    raised, count = raise_eigenvalues(_scaled(hessian, 1 / scales), least, reflected=True)
-    return _scaled(raised, scales), count
 
 
 def _scales(hessian: Array) -> Array:

@@ -61,7 +61,7 @@ def adapt(
 
     Raises:
       RuntimeError: if a block was not solved; g must be smooth and strongly convex in y.
-      ValueError: if blocks are missing, or a level has slots of its own.
+      ValueError: if blocks are missing, or a level has slots of its own or optimises f.
 
     Example:
       >>> import bilevax as bx, jax.numpy as jnp, numpy as np
@@ -81,6 +81,7 @@ def adapt(
         raise TypeError(f"problem must be a bilevax.Problem, got {type(problem).__name__}")
     problem = problem.without_centres()
     require_slot_per_block(problem, "adapt")
+    _require_functions(problem)
     x = checks.floating("x", x)
     new = _with_blocks(problem, rows, blocks)
     if y0 is None:
@@ -108,9 +109,19 @@ def adapt(
             left[chosen] = np.asarray(move, np.float64)
             places.append(chosen)
             parts.append(y)
-    _require_solved(left, result_dtype(x))
+    _require_solved(left, result_dtype(x), problem.assumptions)
     order = np.argsort(np.concatenate(places))
     return new.view(jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[order], *parts))
+
+
+def _require_functions(problem: Problem) -> None:
+    """Raises if variables optimise f: a new block has no rows that judge it."""
+    for name, level in problem.levels.items():
+        if level.own:
+            raise ValueError(
+                f"adapt solves for what rows of g or c say, got the {level.kind} level {name!r}, which "
+                "optimises f: call solve_lower with a problem of the new blocks, with rows for f"
+            )
 
 
 def _with_blocks(problem: Problem, rows: Any, blocks: PyTree) -> Problem:
@@ -191,7 +202,7 @@ def _solve(problem: Problem, x: PyTree, y: dict[str, PyTree], blocks: Array) -> 
     return each_block(problem, x, sample, one, y)
 
 
-def _require_solved(left: np.ndarray, dtype: Any) -> None:
+def _require_solved(left: np.ndarray, dtype: Any, assumptions: str) -> None:
     most = _LEFT * float(jnp.finfo(dtype).eps) ** 0.5
     bad = ~(left <= most)
     if bad.any():
@@ -199,5 +210,5 @@ def _require_solved(left: np.ndarray, dtype: Any) -> None:
         raise RuntimeError(
             f"block {worst} of the new blocks was not solved: the Newton step that is left is "
             f"{left[worst]:.3g} of y, expected at most {most:.3g}. {bad.sum()} of {bad.size} blocks failed. "
-            "g must be smooth and strongly convex in y; if it is, try another y0 or float64"
+            f"{assumptions}; if so, try another y0 or float64"
         )

@@ -152,12 +152,6 @@ def _in_groups(problem: Problem, plan: Accuracy, look: Callable[..., PyTree], y:
     return jax.tree.map(lambda a: jnp.reshape(a, (-1, *a.shape[2:]))[: problem.count], out)
 
 
-_CURVED = (
-    "g must be smooth and strongly convex in y (at a saddle level, strongly concave in what maximises it)"
-)
-_OWN_CURVED = "f must be convex in the variables of a `minimum`, and concave in those of a `maximum`"
-
-
 def _checked(
     found: dict[str, Any], problem: Problem, plan: Accuracy, what: str, remedy: str
 ) -> dict[str, PyTree]:
@@ -170,13 +164,13 @@ def _checked(
         with np.errstate(divide="ignore", invalid="ignore"):
             excess = np.where(bad, np.nan_to_num(residual / scale, nan=np.inf), -1.0)
         worst = int(np.argmax(excess))
-        function, curved = ("f", _OWN_CURVED) if problem.levels[name].own else ("g", _CURVED)
-        what = what.format(function)
+        level = problem.levels[name]
+        what = what.format("f" if level.own else "g")
         raise RuntimeError(
             f"lower level {name!r} of block {worst} {what} = {residual[worst]:.3g}, expected at most "
             f"{plan.tolerance * scale[worst]:.3g} (tolerance {plan.tolerance:g} × scale {scale[worst]:.3g}). "
-            f"{bad.sum()} of {bad.size} blocks failed, this one by most. {curved}; if it is, try {remedy} "
-            "or a larger tolerance"
+            f"{bad.sum()} of {bad.size} blocks failed, this one by most. {level.assumption}; if "
+            f"it is, try {remedy} or a larger tolerance"
         )
     return {name: value for name, (value, _) in found.items()}
 

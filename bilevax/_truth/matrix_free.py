@@ -123,7 +123,7 @@ def _newton(value: Value, start: Array, passes: Array) -> tuple[Array, Array]:
     """Newton steps that are halved until the value falls, and how many passes were made by then."""
     fine = float(jnp.finfo(start.dtype).eps)
 
-    def step(carry: tuple[Array, ...]) -> tuple[Array, ...]:
+    def step(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         at, passes, _ = carry
         slope, product = jax.linearize(jax.grad(value), at)
         system, now = conjugate_gradients(product, slope), value(at)
@@ -177,7 +177,7 @@ def _quasi_newton(value: Value, start: Array) -> tuple[Array, Array]:
     both = optax.value_and_grad_from_state(value)
     enough = _QUASI_NEWTON_SHARE * jnp.linalg.norm(jax.grad(value)(start))
 
-    def step(carry: tuple[Array, ...]) -> tuple[Array, ...]:
+    def step(carry: Any) -> Any:
         at, state, passes, count, _ = carry
         f, gradient = both(at, state=state)
         moves, state = solver.update(gradient, state, at, value=f, grad=gradient, value_fn=value)
