@@ -156,5 +156,6 @@ def test_a_run_traces_its_programs_once(compiled):
         blocks=jnp.arange(8.0).reshape(4, 2),
     )
     bx.minimize(problem, jnp.zeros(2), jnp.zeros((4, 2)), solver=bx.BSVRBv2(), steps=3, progress=None)
-    for name in ("start_program", "chunk_program"):
+    for name in ("start_program", "chunk_program", "looked_at"):
         assert compiled.count(name) == 3, name
+    assert "copy_of" not in compiled  # `looked_at` copies the state

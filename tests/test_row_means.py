@@ -141,6 +141,30 @@ def test_nothing_is_compared_without_two_rows():
     checked(lambda x, y, block, batch: y @ y, lambda x, y, block, batch: (y - x) @ (y - x), None, None)
 
 
+def needs_two_rows(x, y, block, batch):
+    if batch["y"].shape[0] < 2:
+        raise TypeError("two rows at least")
+    return ridge(x, y, block, batch)
+
+
+def noisy(x, y, block, batch):
+    return ridge(x, y, block, batch) + jax.random.normal(jax.random.key(0)) ** 2
+
+
+@pytest.mark.parametrize("other", [needs_two_rows, noisy])
+def test_a_function_that_cannot_be_looked_at_hides_no_other(other):
+    checked(square, other)
+    with pytest.raises(ValueError, match=r"upper must be a mean.*sum over the rows"):
+        checked(total, other)
+
+
+def test_all_functions_are_looked_at_in_one_program(monkeypatch):
+    looks, begun = [], row_means._begun
+    monkeypatch.setattr(row_means, "_begun", lambda *given: looks.append(given) or begun(*given))
+    checked(lambda *given: square(*given), lambda *given: ridge(*given))
+    assert len(looks) == 1
+
+
 def test_levels_with_slots_of_their_own_are_left_out():
     slots = bx.mean(
         lambda x, block, batch: batch["y"] * x[0], slots=lambda block, batch: batch["index"], count=31

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bilevax._problem.few_rows import Checked, fetched, functions_at, is_unknown, rows_at, starting_point
 from bilevax._problem.problem import Problem
-from bilevax._problem.row_means import Checked, fetched, functions_at, is_unknown, rows_at, starting_point
 from bilevax._problem.rows import PerBlock, Rows, Shared
 from bilevax._problem.streamed import Streamed
 from bilevax._util.trees import all_finite

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -80,15 +81,24 @@ def _for_start(solver: AbstractSolver, problem: Problem, x0: PyTree, y0: PyTree,
 
 
 def prepare(
-    solver: AbstractSolver, problem: Problem, x0: PyTree, y0: PyTree, sampler: Sampler, steps: int
+    solver: AbstractSolver,
+    problem: Problem,
+    x0: PyTree,
+    y0: PyTree,
+    sampler: Sampler,
+    steps: int,
+    copies: Callable[[State], bool] = lambda state: False,
 ) -> None:
-    """Begins to compile, in other threads, what a run of so many steps on one device will need."""
+    """Begins to compile, in other threads, what a run of so many steps on one device will need.
+
+    `copies` says, of a state with shapes for arrays, whether `looked_at` will be asked for copies.
+    """
     given = _for_start(solver, problem, x0, y0, sampler, None)
     state = _start.prepare(*given, work=_first_work(problem, sampler))
     work = work_of(problem, state, steps)
     for turn, _ in _legs(0, 0):
         _advance.prepare(given[:2], state, *_numbers(0, (0.0, 0.0)), None, turn, work=work)
-    sizes.prepare(state)
+    looked_at.prepare(state, copies(state))
 
 
 def compiled_chunk(
@@ -167,9 +177,15 @@ class Sizes(eqx.Module):
 
 # Autotuning on a GPU would allocate arrays as large as the state.
 @functools.partial(HurriedJit, calls=100, options={"xla_gpu_autotune_level": 0})
-def sizes(state: State) -> Sizes:
-    """How far the tracked gradients are from zero."""
-    state = state.settled
+def looked_at(state: State, copy: bool) -> tuple[Sizes, State | None]:
+    """How far the tracked gradients are from zero, and a copy of the state if asked for one.
+
+    A chunk takes over the buffers of the state that it is given; those of the copy stay.
+    """
+    return _sizes(state.settled), jax.tree.map(jnp.copy, state) if copy else None
+
+
+def _sizes(state: State) -> Sizes:
     return Sizes(
         norm(state.z),
         _root_mean_square(state, "s"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ from bilevax._run.interrupts import Interrupts, report
 from bilevax._run.logs import Log, Logs
 from bilevax._run.outcome import DivergedError, Outcome
 from bilevax._run.progress import Progress, make_progress
-from bilevax._run.recovery import RecoveryWarning
+from bilevax._run.recovery import RecoveryWarning, can_guard
 from bilevax._run.referee import make_referee
 from bilevax._run.run import FIXED, MOST_STEPS, Result, Run, checked_steps
 from bilevax._run.settings import Asked
@@ -147,10 +148,10 @@ def minimize(
         if feed is not None:
             stack.callback(feed.close)
         with collector_paused():
-            started = _start(solver, problem, x0, y0, sampler, shards, feed, steps)
+            started = _start(solver, problem, x0, y0, sampler, shards, feed, steps, stop.recover)
             looks = verifies(stop, problem, started[2], steps, shards)
-            referee = make_referee(solver, problem, x0, started[2]) if looks else None
-            run = Run(*started, feed, stop, steps, referee)
+            referee = functools.partial(make_referee, solver, problem, x0)
+            run = Run(*started, feed, stop, steps, referee if looks else None)
         saves = None
         if saving is not None:
             together = shards is not None and shards.several_processes
@@ -334,6 +335,7 @@ def _start(
     shards: Shards | None,
     feed: Feed | None,
     steps: int,
+    recover: bool | None,
 ) -> tuple[AbstractSolver, Problem, State, Shards | None, Callable[[AbstractSolver], State]]:
     """The solver and the problem as a compiled chunk takes them, the state before the first step, the devices
     that share the blocks, and how any solver begins."""
@@ -342,7 +344,7 @@ def _start(
     if shards is None and feed is None:
         with contextlib.suppress(Exception):  # what is wrong is said below, check by check
             ready = with_offsets(problem, solver, x0, y0, sampler)
-            prepare(solver, ready, x0, y0, sampler, steps)
+            prepare(solver, ready, x0, y0, sampler, steps, lambda state: can_guard(state, recover))
     check_row_means(problem, x0, y0)
     check_feasible(problem, y0)
     if feed is not None:

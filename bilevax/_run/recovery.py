@@ -56,6 +56,9 @@ class Guard:
 
     A run is judged at the entries of its history, so that what happens does not depend on clocks.
 
+    Args:
+      state: a copy of the state before the first step.
+
     Attributes:
       good: a copy of the latest healthy state.
       recoveries: what has happened.
@@ -63,7 +66,7 @@ class Guard:
     """
 
     def __init__(self, state: State):
-        self.good = copy_of(state)
+        self.good = state
         self.recoveries: list[Recovery] = []
         self.settled = 0.0
         self.count([])
@@ -89,11 +92,11 @@ class Guard:
         )
         return far or self._above(entry, _BLOWN_UP)
 
-    def note(self, entry: dict[str, float], state: State) -> None:
-        """Takes an entry into account, and keeps the state there if it is healthy."""
+    def note(self, entry: dict[str, float], copy: State) -> None:
+        """Takes an entry into account, and keeps the copy of the state there if it is healthy."""
         self._add(entry)
         if not self._above(entry, _HEALTHY):
-            self.good = copy_of(state)
+            self.good = copy
 
     def _above(self, entry: dict[str, float], times: float) -> bool:
         """Whether f is far above its least value."""
@@ -146,7 +149,7 @@ _FIELD = {"upper_step": "upper", "lower_step": "lower"}
 
 def can_guard(state: State, asked: bool | None) -> bool:
     """Whether a run can go back, and is to."""
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     return state.restraint is not None and (size <= MOST_BYTES if asked is None else asked)
 
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from bilevax._problem.problem import Problem
 from bilevax._run.chunks import work_of_a_step
-from bilevax._run.recovery import copy_of
 from bilevax._run.verification import can_verify
 from bilevax._step.state import State
 from bilevax._truth.few_blocks import blocks_to_solve, solve_at, work_of_solving
@@ -31,7 +30,10 @@ _LEFT = 0.005  # of F, by which a further Newton step may change it
 
 
 def make_referee(solver: AbstractSolver, problem: Problem, x0: PyTree, state: State) -> Referee | None:
-    """A referee of a run, where a few blocks are worth looking at; under a risk they are not."""
+    """A referee of a run, where a few blocks are worth looking at; under a risk they are not.
+
+    `state` is a copy of the state before the first step.
+    """
     if problem.risk is not None or not can_verify(problem, state.y, np.inf):
         return None
     asked = solver.count_oracles(problem, state.sampler, _MANY)
@@ -45,7 +47,7 @@ class Referee:
     Args:
       problem: the problem.
       x0: where x starts.
-      state: the state before the first step.
+      state: a copy of the state before the first step.
       matrices: how many Hessians a step makes of a block.
 
     Attributes:
@@ -58,7 +60,7 @@ class Referee:
     """
 
     def __init__(self, problem: Problem, x0: PyTree, state: State, matrices: float = 0):
-        self.problem, self.x0, self.best = problem.without_centres(), x0, copy_of(state)
+        self.problem, self.x0, self.best = problem.without_centres(), x0, state
         self.blocks = blocks_to_solve(self.problem)
         self.values, self.start, self.last = np.zeros(0), np.nan, 0
         self.seen: list[tuple[int, float]] = []
@@ -76,6 +78,7 @@ class Referee:
         """Whether F is larger than at the best state, by more than the choice of the blocks accounts for.
 
         A final look changes nothing: a run that is continued later must not depend on where it was divided.
+        Other looks may keep the state, which must be a copy.
         """
         values = self._values(state.settled.x, state)
         best, start = self.values, self.start
@@ -88,7 +91,7 @@ class Referee:
         self.last = int(state.step)
         if values.size:
             if not best.size or np.mean(values) < np.mean(best):
-                best, self.best = values, copy_of(state)
+                best, self.best = values, state
             self.seen.append((self.last, float(np.mean(values))))
         self.values, self.start = best, start
         return False

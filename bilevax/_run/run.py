@@ -16,7 +16,7 @@ from bilevax._problem.problem import Problem
 from bilevax._run.advice import advise
 from bilevax._run.checkpoint import CheckpointError
 from bilevax._run.checkpoint_store import CheckpointStore
-from bilevax._run.chunks import Sizes, compiled_chunk, sizes, work_of
+from bilevax._run.chunks import Sizes, compiled_chunk, looked_at, work_of
 from bilevax._run.divergence import describe, fault
 from bilevax._run.feeding import Feed
 from bilevax._run.finish import Finish
@@ -128,7 +128,7 @@ class Run:
         feed: Feed | None,
         stop: Stop,
         steps: int,
-        referee: Referee | None = None,
+        referee: Callable[[State], Referee | None] | None = None,
     ):
         self.inputs, self.begin, self.feed = (solver, problem), begin, feed
         # Of all steps, not of those that are left: a run that is resumed must have the same bits.
@@ -140,8 +140,9 @@ class Run:
         self.failed, self.last_finite = "", 0
         self.best_iterate = jax.tree.map(jnp.copy, (state.settled.x, state.y)) if stop.patience else None
         self.best_value, self.best_step, self.stale = np.inf, 0, 0
-        self.guard = Guard(state) if can_guard(state, stop.recover) else None
-        self.referee = None if self.guard is None else referee
+        copy = looked_at(state, True)[1] if can_guard(state, stop.recover) else None
+        self.guard = None if copy is None else Guard(copy)
+        self.referee = None if copy is None or referee is None else referee(copy)
         self.steps = steps
 
     @property
@@ -202,7 +203,8 @@ class Run:
             return False
         held, total = self._take(guard.held(), lost - start)
         objective = float(total.high) / (lost - start)
-        what = guard.cause(self._entry(sizes(guard.good), 0.0), self._entry(sizes(held), objective))
+        good, tried = (looked_at(one, True)[0] for one in (guard.good, held))
+        what = guard.cause(self._entry(good, 0.0), self._entry(tried, objective))
         self._go_on_from(guard.back(lost, what, lambda: self.begin(self.inputs[0])))
         return True
 
@@ -217,12 +219,15 @@ class Run:
         if self.referee is not None:
             self.referee.forget_after(self.done)
 
-    def _went_astray(self) -> bool:
-        """Goes back to where F was least, with a shorter upper step, if it has risen since then."""
+    def _went_astray(self, copy: State) -> bool:
+        """Goes back to where F was least, with a shorter upper step, if it has risen since then.
+
+        `copy` is one of the state.
+        """
         final = self.done >= self.steps
         if self.referee is None or self.guard is None or len(self.recoveries) >= MOST:
             return False
-        if not (final or self.referee.is_due(self.done)) or not self.referee.has_risen(self.state, final):
+        if not (final or self.referee.is_due(self.done)) or not self.referee.has_risen(copy, final):
             return False
         self._go_on_from(self.guard.give_up(self.done, self.referee.best))
         return True
@@ -246,16 +251,19 @@ class Run:
         problem = self.inputs[1]
         return problem if self.feed is None else self.feed.fill(problem, self.done - 1, ahead=False)[0]
 
-    def check(self) -> Sizes:
-        """How large the tracked gradients are; notes if x or anything tracked is no longer finite."""
-        size = sizes(self.state)
-        if not self.failed and not bool(size.finite):
+    def check(self) -> tuple[Sizes, State | None]:
+        """How large the tracked gradients are, and a copy of the state if the run may go back to it.
+
+        Notes if x or anything tracked is no longer finite.
+        """
+        seen = looked_at(self.state, self.guard is not None)
+        if not self.failed and not bool(seen[0].finite):
             if self._recovered(self.last_finite):
-                return sizes(self.state)
+                return looked_at(self.state, True)
             self.failed = self._divergence(self.last_finite)
         elif not self.failed:
             self.last_finite = self.done
-        return size
+        return seen
 
     def _entry(self, size: Sizes, objective: float) -> dict[str, float]:
         return {
@@ -269,18 +277,19 @@ class Run:
 
     def measure(self, measures: dict[str, Any]) -> dict[str, float] | None:
         """A new entry of the history; None if the run went back instead."""
-        done, size = self.done, self.check()
+        done = self.done
+        size, copy = self.check()
         if self.done < done:
             return None
         entry = self._entry(size, sum(self.total) / max(self.counted, 1))
-        if self.guard is not None and not self.failed:
+        if self.guard is not None and copy is not None and not self.failed:
             if self._waits(entry):
                 self.guard.settled = abs(entry["objective"])
             elif self.guard.has_blown_up(entry) and self._recovered(self.last_entry):
                 return None
-            if self._went_astray():
+            if self._went_astray(copy):
                 return None
-            self.guard.note(entry, self.state)
+            self.guard.note(entry, copy)
         if measures:
             settled = self.state.settled
             for name, measure in measures.items():
