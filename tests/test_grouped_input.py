@@ -74,8 +74,10 @@ def test_a_model_of_one_row_per_group_follows_the_prior_and_says_so():
 
 
 def test_more_features_than_memory_allows_are_refused_before_anything_is_computed(monkeypatch):
+    with pytest.raises(ValueError, match=r"X must have at most 8,191 features, got 9,000"):
+        GroupedRegressor().fit(np.eye(4, 9000), np.arange(4.0), groups=[1, 1, 2, 2])
     with pytest.raises(ValueError, match=r"X must have at most 2,362 features with folds=5, got 5,000"):
-        GroupedRegressor().fit(np.eye(4, 5000), np.arange(4.0), groups=[1, 1, 2, 2])
+        base._most_groups(5_001, 5)
     monkeypatch.setattr(base, "_ENTRIES", 6 * 4**2 * 10)
     assert base._most_groups(3, 5) == 10
 
