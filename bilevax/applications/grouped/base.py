@@ -26,7 +26,7 @@ import bilevax as bx
 from bilevax.applications import interrupted
 from bilevax.applications.grouped import plots
 from bilevax.applications.grouped.closed_form import SquaredCrossValidation
-from bilevax.applications.grouped.group_index import GroupIndex, checked
+from bilevax.applications.grouped.group_index import GroupIndex, NewGroup, checked
 from bilevax.applications.grouped.learning import (
     Fits,
     Judging,
@@ -186,7 +186,7 @@ class GroupedModel(BaseEstimator):
     ) -> Any:
         """A copy that knows more groups."""
         out = copy.copy(self)
-        names = [_NewGroup()] * len(X) if groups is None else groups
+        names = [NewGroup()] * len(X) if groups is None else groups
         new = GroupIndex.of(names, len(X))
         ids = list(new.place)
         codes, known = new.codes(names, len(X)), self._known(metadata, ids)
@@ -407,13 +407,6 @@ class GroupedModel(BaseEstimator):
     def _loss(self) -> Loss:
         # Not stored: functions cannot be pickled.
         return dataclasses.replace(self._make_loss(), units=getattr(self, "_units", None))
-
-
-class _NewGroup:
-    """The name of a group that was adapted without one."""
-
-    def __repr__(self) -> str:
-        return "<a new group>"
 
 
 def judged_groups(panel: Panel) -> int:
