@@ -132,21 +132,27 @@ def _judge(prior: Prior, loss: Loss, x: X, data: dict[str, Array], w0: Array) ->
         return solve(hessian, right.reshape(*hessian.shape[:2], 1)).reshape(w.shape)
 
     spread, beta = prior.spread(x), _coefficients(prior, x, w, data)
-    slope = jnp.einsum("de,bdc->bec", spread, jax.grad(lambda beta: of_held(beta)[0])(beta))
+
+    def bent(v: Array) -> tuple[Array, Array]:
+        """∇ of the loss of the kept rows in β, and its derivative along S v."""
+        return jax.jvp(jax.grad(of_kept), (beta,), (jnp.einsum("de,bec->bdc", spread, v),))
+
+    (value, size), by_held = jax.value_and_grad(of_held, has_aux=True)(beta)
+    slope = jnp.einsum("de,bdc->bec", spread, by_held)
     v = solved(slope)
     # The Hessian is that before the last step, which was a short one: v is refined once by that of w itself.
-    bent = jax.jvp(jax.grad(of_kept), (beta,), (jnp.einsum("de,bec->bdc", spread, v),))[1]
-    v += solved(slope - v - jnp.einsum("de,bdc->bec", spread, bent))
+    by_kept, along = bent(v)
+    more = solved(slope - v - jnp.einsum("de,bdc->bec", spread, along))
+    v, along = v + more, along + bent(more)[1]
 
-    def scalar(x: X) -> tuple[Array, tuple[Array, Array]]:
-        along = jnp.einsum("de,bec->bdc", prior.spread(x), v)
-        beta = _coefficients(prior, x, w, data)
-        wrong = jax.jvp(of_kept, (beta,), (along,))[1] + jnp.vdot(v, w)  # ⟨v, ∇_w g⟩
-        value, size = of_held(beta)
-        return value - wrong, (wrong, size)
+    def of_x(x: X) -> tuple[Array, Array]:
+        """β, and what v is in terms of it."""
+        return _coefficients(prior, x, w, data), jnp.einsum("de,bec->bdc", prior.spread(x), v)
 
-    (total, (wrong, size)), gradient = jax.value_and_grad(scalar, has_aux=True)(x)
-    total = jnp.where(jnp.abs(wrong) <= _WRONG * size, total, jnp.inf)
+    (_, turned), pull = jax.vjp(of_x, x)
+    (gradient,) = pull((by_held - along, -by_kept))
+    wrong = jnp.vdot(by_kept, turned) + jnp.vdot(v, w)  # ⟨v, ∇_w g⟩
+    total = jnp.where(jnp.abs(wrong) <= _WRONG * size, value - wrong, jnp.inf)
     found = jnp.all(jnp.isfinite(w), (1, 2), keepdims=True)
     return total, gradient, jnp.where(found, w, w0)  # the next steps start here
 
