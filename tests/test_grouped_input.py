@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import datetime
+import pickle
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+import sklearn
+from scipy import sparse
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV, GroupKFold
+from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import StandardScaler
 
 from bilevax.applications.grouped import (
     GroupedClassifier,
@@ -74,8 +81,10 @@ def test_a_model_of_one_row_per_group_follows_the_prior_and_says_so():
 
 
 def test_more_features_than_memory_allows_are_refused_before_anything_is_computed(monkeypatch):
+    with pytest.raises(ValueError, match=r"X must have at most 8,191 features, got 9,000"):
+        GroupedRegressor().fit(np.eye(4, 9000), np.arange(4.0), groups=[1, 1, 2, 2])
     with pytest.raises(ValueError, match=r"X must have at most 2,362 features with folds=5, got 5,000"):
-        GroupedRegressor().fit(np.eye(4, 5000), np.arange(4.0), groups=[1, 1, 2, 2])
+        base._most_groups(5_001, 5)
     monkeypatch.setattr(base, "_ENTRIES", 6 * 4**2 * 10)
     assert base._most_groups(3, 5) == 10
 
@@ -112,6 +121,102 @@ def test_dates_are_the_same_groups_in_every_form():
 
 
 @pytest.mark.parametrize(
+    "ids",
+    [
+        list(np.arange(8)),
+        [np.bool_(one % 2) for one in range(8)],
+        pd.Categorical(list("abcdefgh")),
+        pd.date_range("2024-01-01", periods=8, tz="Europe/Rome"),
+        [datetime.date(2024, 1, 1 + one) for one in range(8)],
+        [("shop", datetime.datetime(2024, 1, 1 + one), one) for one in range(8)],
+    ],
+)
+def test_groups_of_every_type_are_saved(ids, tmp_path):
+    X = np.random.default_rng(0).normal(size=(16, 2))
+    groups = [one for one in ids for _ in range(2)]
+    model = GroupedRegressor(prior="ridge", max_iter=1, random_state=0).fit(X, X @ [1.0, 2.0], groups=groups)
+    model.save(tmp_path / "model.npz")
+    again = GroupedRegressor.load(tmp_path / "model.npz")
+    assert again.groups_.tolist() == model.groups_.tolist()
+    np.testing.assert_array_equal(again.predict(X, groups=groups), model.predict(X, groups=groups))
+
+
+def test_a_group_that_was_adapted_without_a_name_is_saved(fitted, tmp_path):
+    model, X, y, of = fitted
+    wiser = model.adapt(X[:3], y[:3] + 5.0)
+    wiser.save(tmp_path / "model.npz")
+    again = GroupedRegressor.load(tmp_path / "model.npz")
+    np.testing.assert_array_equal(again.predict(X), wiser.predict(X))
+    np.testing.assert_array_equal(again.predict(X, groups=of), wiser.predict(X, groups=of))
+    assert repr(again.groups_[-1]) == "<a new group>"
+
+
+def test_groups_that_files_cannot_hold_are_refused(fitted, tmp_path):
+    model, X, y, _ = fitted
+    with pytest.raises(TypeError, match="must be numbers, strings, dates or tuples of them to be saved"):
+        model.adapt(X[:3], y[:3], groups=[frozenset()] * 3).save(tmp_path / "model.npz")
+
+
+def test_weights_of_zero_leave_rows_and_groups_out(fitted):
+    _, X, y, of = fitted
+    weight = np.where(of == 3, 0.0, 2.0)
+    weight[::7] = 0.0
+    some = weight > 0
+    plain = GroupedRegressor(prior="ridge", random_state=0).fit(X[some], y[some], groups=of[some])
+    wrong = np.where(some, y, 1e6)
+    model = GroupedRegressor(prior="ridge", random_state=0).fit(X, wrong, groups=of, sample_weight=weight)
+    assert 3 not in model.groups_
+    np.testing.assert_allclose(model.predict(X, groups=of), plain.predict(X, groups=of), atol=1e-9)
+
+
+@pytest.mark.parametrize("turned", [sparse.csr_matrix, sparse.coo_array, np.ndarray.tolist, pd.DataFrame])
+def test_rows_may_be_sparse_lists_or_frames(fitted, turned):
+    model, X, y, of = fitted
+    again = GroupedRegressor(prior="ridge", random_state=0).fit(turned(X), list(y), groups=list(of))
+    np.testing.assert_allclose(again.predict(turned(X), groups=of), model.predict(X, groups=of), atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["category", "string", "object"])
+def test_groups_of_a_frame_are_those_of_a_list(fitted, kind):
+    _, X, y, of = fitted
+    named = pd.Series([f"shop {one}" for one in of], index=np.arange(len(of))[::-1])
+    typed = named.astype(kind)
+    if kind == "category":
+        typed = typed.cat.add_categories("closed")  # has no rows
+    again = GroupedRegressor(prior="ridge", random_state=0).fit(X, y, groups=typed)
+    assert "closed" not in again.groups_
+    plain = GroupedRegressor(prior="ridge", random_state=0).fit(X, y, groups=list(named))
+    np.testing.assert_array_equal(again.predict(X, groups=typed), plain.predict(X, groups=list(named)))
+
+
+def test_estimators_are_cloned_and_pickled_as_they_are(fitted):
+    model, X, _, of = fitted
+    again = clone(model)
+    assert again.get_params() == model.get_params()
+    assert not hasattr(again, "coef_")
+    np.testing.assert_array_equal(
+        pickle.loads(pickle.dumps(model)).predict(X, groups=of), model.predict(X, groups=of)
+    )
+
+
+def test_weights_and_groups_are_routed_through_a_search(fitted):
+    _, X, y, of = fitted
+    with sklearn.config_context(enable_metadata_routing=True):
+        model = GroupedRegressor(prior="ridge", max_iter=2, random_state=0)
+        model = model.set_fit_request(groups=True, sample_weight=True)
+        model = model.set_score_request(groups=True, sample_weight=True)
+        scaler = StandardScaler().set_fit_request(sample_weight=True).set_output(transform="pandas")
+        pipe = Pipeline([("scale", scaler), ("model", model)])
+        search = GridSearchCV(
+            pipe, {"model__judge": ["rows", "groups"]}, cv=GroupKFold(3), error_score="raise"
+        )
+        weight = np.where(of < 2, 0.0, 1.0)
+        search.fit(pd.DataFrame(X, columns=["a", "b"]), y, groups=of, sample_weight=weight)
+    assert len(search.best_estimator_[-1].groups_) == 38
+    assert np.isfinite(search.best_score_)
+
+
+@pytest.mark.parametrize(
     "groups",
     [
         pd.Series([1, None, 2], dtype="Int64"),
@@ -120,6 +225,7 @@ def test_dates_are_the_same_groups_in_every_form():
         [1, float("nan"), 2],
         [1, np.float32("nan"), 2],
         [1, pd.NA, "b"],
+        pd.Categorical(["a", None, "b"]),
     ],
 )
 def test_missing_groups_are_refused_in_every_form(groups):

@@ -25,7 +25,8 @@ except ImportError as error:
 import bilevax as bx
 from bilevax.applications import interrupted
 from bilevax.applications.grouped import plots
-from bilevax.applications.grouped.group_index import GroupIndex, checked
+from bilevax.applications.grouped.closed_form import SquaredCrossValidation
+from bilevax.applications.grouped.group_index import GroupIndex, NewGroup, checked
 from bilevax.applications.grouped.learning import (
     Fits,
     Judging,
@@ -39,9 +40,9 @@ from bilevax.applications.grouped.learning import (
 from bilevax.applications.grouped.loss_units import units_of
 from bilevax.applications.grouped.losses import Loss, check_loss
 from bilevax.applications.grouped.metadata import Encoder
-from bilevax.applications.grouped.newton import CrossValidation
 from bilevax.applications.grouped.panel import Panel, Scaling
 from bilevax.applications.grouped.priors import FORMS, Prior
+from bilevax.applications.grouped.row_space import fewer_rows
 from bilevax.applications.seeds import drawn_from
 
 _FULL_SIZE, _FULL_GROUPS = 32, 10  # "auto" is "full" for so many features, and so many groups per feature
@@ -126,7 +127,8 @@ class GroupedModel(BaseEstimator):
         panel = self._look_at(panel)
         self._prior = self._form(panel)
         most = int(self.prior_groups)
-        if self._loss.quadratic:
+        _check_size(panel.size)
+        if self._loss.quadratic and not fewer_rows(panel, self._loss):
             most = min(most, _most_groups(panel.size, int(self.folds)))
         part = panel.some(most, seed)
         if (np.diff(panel.offsets) < 2).all():
@@ -154,7 +156,7 @@ class GroupedModel(BaseEstimator):
         # A Poisson loss that is divided by its level has so much less noise.
         self._errors, self._prior_errors, self._noise = np.zeros(0), np.zeros(0), self._level**-0.5
         self._judged = 0  # rows
-        if callable(self.loss) and isinstance(judge, CrossValidation):
+        if callable(self.loss) and not isinstance(judge, SquaredCrossValidation):
             self._noise = noise_of(judge, self._x, judged_groups(part), seed)
         if self._has_intervals():
             few = judged_groups(part)
@@ -184,7 +186,7 @@ class GroupedModel(BaseEstimator):
     ) -> Any:
         """A copy that knows more groups."""
         out = copy.copy(self)
-        names = [_NewGroup()] * len(X) if groups is None else groups
+        names = [NewGroup()] * len(X) if groups is None else groups
         new = GroupIndex.of(names, len(X))
         ids = list(new.place)
         codes, known = new.codes(names, len(X)), self._known(metadata, ids)
@@ -407,16 +409,16 @@ class GroupedModel(BaseEstimator):
         return dataclasses.replace(self._make_loss(), units=getattr(self, "_units", None))
 
 
-class _NewGroup:
-    """The name of a group that was adapted without one."""
-
-    def __repr__(self) -> str:
-        return "<a new group>"
-
-
 def judged_groups(panel: Panel) -> int:
     """How many groups have enough rows to tell how far predictions of held-out rows are off."""
     return int(np.clip(_JUDGED_ROWS * panel.groups / len(panel.target), *_JUDGED))
+
+
+def _check_size(size: int) -> None:
+    """The prior has a covariance of all coefficients."""
+    largest = int(_ENTRIES**0.5)
+    if size > largest:
+        raise ValueError(f"X must have at most {largest - 1:,} features, got {size - 1:,}")
 
 
 def _most_groups(size: int, folds: int) -> int:

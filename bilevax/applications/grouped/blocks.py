@@ -90,6 +90,10 @@ class Blocks:
         folds = int(np.searchsorted(places, self.folds))
         return Blocks(self.panel, self.group[places], kept, held, self.judged[places] / share.sum(), folds)
 
+    def rows_alike(self, places: np.ndarray) -> Blocks:
+        """Some folds, whose held-out rows count alike."""
+        return dataclasses.replace(self.part(places), judged=np.ones(len(places)))
+
 
 def whole_groups(panel: Panel) -> Blocks:
     """Every group as a block that is fitted to all its rows."""

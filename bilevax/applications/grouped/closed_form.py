@@ -111,6 +111,11 @@ class SquaredCrossValidation:
             evidence = Evidence(self.prior, self.sums.total[members], known, evidence.share)
         return SquaredCrossValidation(self.blocks.part(places), self.prior, sums, evidence)
 
+    def errors(self, places: np.ndarray, x: X) -> tuple[np.ndarray, np.ndarray]:
+        """Errors of the held-out rows of some folds in units of how uncertain their predictors are, and the
+        rows' weights."""
+        return held_out_sums(self.blocks.rows_alike(places), self.prior, x, self.sums.kept[places])
+
     def value_and_gradient(self, x: X) -> tuple[float, X]:
         """F(x) and ∇F(x)."""
         normal = Normal.of(self.prior, x)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 from typing import Any
 
 import numpy as np
+
+_DATES = (datetime.datetime, datetime.date)
 
 
 class GroupIndex:
@@ -116,19 +119,38 @@ def as_array(ids: list[Any]) -> np.ndarray:
     return out
 
 
+class NewGroup:
+    """The name of a group that was adapted without one."""
+
+    def __repr__(self) -> str:
+        return "<a new group>"
+
+
 def to_json(one: Any) -> Any:
-    """A group as JSON can hold it; tuples are marked."""
+    """A group as JSON can hold it; what is no number or string is marked."""
     if isinstance(one, tuple):
         return {"tuple": [to_json(part) for part in one]}
+    if isinstance(one, NewGroup):
+        return {"new": []}
+    for kind in _DATES:  # a datetime is a date too
+        if isinstance(one, kind):
+            return {kind.__name__: one.isoformat()}
+    if isinstance(one, (np.bool_, np.integer, np.floating)):
+        one = one.item()
     if isinstance(one, (str, int, float, bool)):
         return one
-    raise TypeError(f"groups must be numbers, strings or tuples of them to be saved, got {one!r}")
+    raise TypeError(f"groups must be numbers, strings, dates or tuples of them to be saved, got {one!r}")
 
 
 def from_json(one: Any) -> Any:
     """The inverse of `to_json`."""
     if isinstance(one, dict) and list(one) == ["tuple"] and isinstance(one["tuple"], list):
         return tuple(from_json(part) for part in one["tuple"])
+    if one == {"new": []}:
+        return NewGroup()
+    for kind in _DATES:
+        if isinstance(one, dict) and list(one) == [kind.__name__]:
+            return kind.fromisoformat(one[kind.__name__])
     if isinstance(one, (str, int, float, bool)):
         return one
     raise ValueError(f"expected a group, got {one!r}")

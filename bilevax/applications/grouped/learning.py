@@ -8,7 +8,8 @@ r"""Learns the prior: its x minimises the loss of rows that their group was not 
 
 V_ik is fold k of the rows R_i of group i. That is a multi-block bilevel problem (`make_problem`) with few
 upper variables and small lower problems. So all of them are solved in every evaluation of F, in closed form
-(`sums`) or by Newton steps (`newton`), and x is moved by L-BFGS along ∇F.
+(`sums`), by Newton steps (`newton`), or in the space of rows where these are few (`row_space`), and x is
+moved by L-BFGS along ∇F.
 """
 
 from __future__ import annotations
@@ -28,20 +29,16 @@ from bilevax.applications.grouped.closed_form import (
     Evidence,
     SquaredCrossValidation,
     fit_sums,
-    held_out_sums,
     pooled_sums,
 )
 from bilevax.applications.grouped.coordinates import Coordinates
 from bilevax.applications.grouped.descent import Descent, Point
 from bilevax.applications.grouped.losses import Loss
-from bilevax.applications.grouped.newton import (
-    CrossValidation,
-    fit_tiles,
-    held_out_predictors,
-    held_out_tiles,
-)
+from bilevax.applications.grouped.newton import CrossValidation, fit_tiles
 from bilevax.applications.grouped.panel import Panel
 from bilevax.applications.grouped.priors import Prior, X
+from bilevax.applications.grouped.row_parabolas import RowParabolas
+from bilevax.applications.grouped.row_space import RowCrossValidation, RowEvidence, fewer_rows, fit_rows
 from bilevax.applications.grouped.start import Parabolas, enough, row_slopes, starts
 from bilevax.applications.grouped.sums import group_sums
 
@@ -52,6 +49,9 @@ _NONE = -9.0  # added to the logarithm of a strength: none
 _FOLDED, _FOLDED_ROWS = 10, 1_000
 _COMPARED = 100  # groups that starts are compared on, where that takes Newton steps
 _OF_PART = 1e-4  # the least tolerance on a part of the groups
+
+
+Judge = CrossValidation | SquaredCrossValidation | RowCrossValidation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Learnt:
     history: list[float]
     steps: int
     outcome: bx.Outcome
-    judge: CrossValidation | SquaredCrossValidation
+    judge: Judge
     sums: np.ndarray | None
 
 
@@ -93,8 +93,11 @@ class Fits:
     unsolved: int = 0
 
 
-def cross_validation(blocks: Blocks, prior: Prior, loss: Loss) -> CrossValidation | SquaredCrossValidation:
-    """F and ∇F, in closed form where the loss has one."""
+def cross_validation(blocks: Blocks, prior: Prior, loss: Loss) -> Judge:
+    """F and ∇F: in the space of rows where groups have few of them, or else in closed form where the loss has
+    one."""
+    if fewer_rows(blocks.panel, loss):
+        return RowCrossValidation(blocks, prior, loss)
     return SquaredCrossValidation(blocks, prior) if loss.quadratic else CrossValidation(blocks, prior, loss)
 
 
@@ -145,18 +148,20 @@ def learn(
       seed: of the folds and of the parts.
       progress: as in `bx.minimize`.
     """
-    sums = group_sums(panel) if loss.quadratic else None
+    few_rows = fewer_rows(panel, loss)
+    sums = group_sums(panel) if loss.quadratic and not few_rows else None
     # Fewer groups than coefficients do not tell how these vary together.
-    if sums is None or not judging.evidence or panel.groups <= prior.size:
+    if not loss.quadratic or not judging.evidence or panel.groups <= prior.size:
         whole: Any = cross_validation(judging.blocks(panel, seed), prior, loss)
     else:
-        whole = _with_evidence(panel, sums, prior, judging, seed)
+        whole = _with_evidence(panel, sums, prior, loss, judging, seed)
     chosen = whole.blocks.of_groups(enough(prior, whole.blocks.panel.groups), seed)
     few = whole.part(chosen) if 2 * len(chosen) <= whole.blocks.count else whole
     seen, members = whole.blocks.panel, np.unique(few.blocks.group)
     if sums is None:
         mean, curvature = pooled(panel, loss, seed)
-        parabolas = Parabolas.of(seen.part(members), loss, mean, curvature)
+        kind = RowParabolas if few_rows else Parabolas
+        parabolas = kind.of(seen.part(members), loss, mean, curvature)
     else:
         mean = pooled_sums(sums)
         parabolas = Parabolas.of_sums(whole.sums.total[members], seen.known[members])
@@ -187,11 +192,14 @@ def learn(
 
 
 def _with_evidence(
-    panel: Panel, sums: np.ndarray, prior: Prior, judging: Judging, seed: int
-) -> SquaredCrossValidation:
+    panel: Panel, sums: np.ndarray | None, prior: Prior, loss: Loss, judging: Judging, seed: int
+) -> Judge:
     """F of the squared loss. Where all groups are in the evidence, fewer have to be divided into folds."""
     rows = len(panel.target) / panel.groups
     folded = panel.some(int(prior.entries * max(_FOLDED, _FOLDED_ROWS / rows)), seed)
+    if sums is None:
+        of_rows = RowEvidence(panel, prior, loss, judging.evidence)
+        return RowCrossValidation(judging.blocks(folded, seed), prior, loss, of_rows)
     evidence = Evidence(prior, sums, panel.known, judging.evidence)
     return SquaredCrossValidation(judging.blocks(folded, seed), prior, evidence=evidence)
 
@@ -216,7 +224,7 @@ class _Way:
         self.coordinates = Coordinates(prior, x, known)
         self.descent = Descent(*self.coordinates.bounds)
 
-    def descend(self, judge: CrossValidation | SquaredCrossValidation, tol: float) -> None:
+    def descend(self, judge: Judge, tol: float) -> None:
         """Goes down F of some blocks, to the best x that is looked at."""
         coordinates = self.coordinates
         best: list[Any] = [np.inf, self.x]
@@ -266,7 +274,9 @@ def fit_groups(
       variance: whether the groups' variances are wanted.
       sums: of all rows of every group, for the squared loss; left out, they are made.
     """
-    if loss.quadratic:
+    if fewer_rows(panel, loss):
+        fits = Fits(*fit_rows(panel, prior, loss, x, variance=variance))
+    elif loss.quadratic:
         fits = Fits(*fit_sums(panel, prior, x, variance=variance, sums=sums))
     else:
         fits = Fits(*fit_tiles(panel, prior, loss, x, variance=variance))
@@ -277,30 +287,23 @@ def fit_groups(
     return fits
 
 
-def held_out_errors(
-    judge: CrossValidation | SquaredCrossValidation, x: X, groups: int, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
+def held_out_errors(judge: Judge, x: X, groups: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Errors of held-out rows in units of how uncertain their predictors are, and the rows' weights, from the
     folds of at most so many groups."""
     places = judge.blocks.of_groups(groups, seed)
-    places = places[places < judge.blocks.folds]
-    blocks = dataclasses.replace(judge.blocks.part(places), judged=np.ones(len(places)))  # rows count alike
-    if isinstance(judge, SquaredCrossValidation):
-        return held_out_sums(blocks, judge.prior, x, judge.sums.kept[places])
-    return held_out_tiles(blocks, judge.prior, judge.loss, x)
+    return judge.errors(places[places < judge.blocks.folds], x)
 
 
 def held_out_predictions(
-    judge: CrossValidation, x: X, groups: int, seed: int
+    judge: CrossValidation | RowCrossValidation, x: X, groups: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Predictors (n, columns), targets and weights of held-out rows, from the folds of at most so many
     groups."""
     places = judge.blocks.of_groups(groups, seed)
-    blocks = judge.blocks.part(places[places < judge.blocks.folds])
-    return held_out_predictors(blocks, judge.prior, judge.loss, x)
+    return judge.predictions(places[places < judge.blocks.folds], x)
 
 
-def noise_of(judge: CrossValidation, x: X, groups: int, seed: int) -> float:
+def noise_of(judge: CrossValidation | RowCrossValidation, x: X, groups: int, seed: int) -> float:
     """How many times as much as its curvature says the loss of held-out rows varies, as a deviation.
 
     A likelihood has one: the mean square of its gradients is its curvature.

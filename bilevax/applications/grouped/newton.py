@@ -16,17 +16,14 @@ from jax import Array
 
 from bilevax.applications.grouped.blocks import Blocks, whole_groups
 from bilevax.applications.grouped.losses import Loss
+from bilevax.applications.grouped.newton_steps import minimise
 from bilevax.applications.grouped.panel import Panel
 from bilevax.applications.grouped.priors import Prior, X
 from bilevax.applications.grouped.small_systems import solve
 from bilevax.applications.grouped.tiles import chunks
 
-_NEWTON_STEPS = 50
-_SHORTENED = (0.3, 0.1, 0.03, 0.01, 0.001)
-_NEARLY = 0.15  # a last step of this size leaves an error of its square, which F does not see to first order
 _UNSOLVED = 1e-2  # of g, by which one more step would lower it
 _WRONG = 0.1  # of f: the most that it may be wrong by, as w is off
-_GAIN = 0.2  # of the expected decrease: the least that a whole step must have
 
 
 class CrossValidation:
@@ -47,6 +44,15 @@ class CrossValidation:
     def part(self, places: np.ndarray) -> CrossValidation:
         """F of some blocks."""
         return CrossValidation(self.blocks.part(places), self.prior, self.loss)
+
+    def errors(self, places: np.ndarray, x: X) -> tuple[np.ndarray, np.ndarray]:
+        """Errors of the held-out rows of some folds in units of how uncertain their predictors are, and the
+        rows' weights."""
+        return held_out_tiles(self.blocks.rows_alike(places), self.prior, self.loss, x)
+
+    def predictions(self, places: np.ndarray, x: X) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Predictors (n, columns), targets and weights in F of the held-out rows of some folds."""
+        return held_out_predictors(self.blocks.part(places), self.prior, self.loss, x)
 
     def value_and_gradient(self, x: X) -> tuple[float, X]:
         """F(x) and ∇F(x)."""
@@ -126,21 +132,27 @@ def _judge(prior: Prior, loss: Loss, x: X, data: dict[str, Array], w0: Array) ->
         return solve(hessian, right.reshape(*hessian.shape[:2], 1)).reshape(w.shape)
 
     spread, beta = prior.spread(x), _coefficients(prior, x, w, data)
-    slope = jnp.einsum("de,bdc->bec", spread, jax.grad(lambda beta: of_held(beta)[0])(beta))
+
+    def bent(v: Array) -> tuple[Array, Array]:
+        """∇ of the loss of the kept rows in β, and its derivative along S v."""
+        return jax.jvp(jax.grad(of_kept), (beta,), (jnp.einsum("de,bec->bdc", spread, v),))
+
+    (value, size), by_held = jax.value_and_grad(of_held, has_aux=True)(beta)
+    slope = jnp.einsum("de,bdc->bec", spread, by_held)
     v = solved(slope)
     # The Hessian is that before the last step, which was a short one: v is refined once by that of w itself.
-    bent = jax.jvp(jax.grad(of_kept), (beta,), (jnp.einsum("de,bec->bdc", spread, v),))[1]
-    v += solved(slope - v - jnp.einsum("de,bdc->bec", spread, bent))
+    by_kept, along = bent(v)
+    more = solved(slope - v - jnp.einsum("de,bdc->bec", spread, along))
+    v, along = v + more, along + bent(more)[1]
 
-    def scalar(x: X) -> tuple[Array, tuple[Array, Array]]:
-        along = jnp.einsum("de,bec->bdc", prior.spread(x), v)
-        beta = _coefficients(prior, x, w, data)
-        wrong = jax.jvp(of_kept, (beta,), (along,))[1] + jnp.vdot(v, w)  # ⟨v, ∇_w g⟩
-        value, size = of_held(beta)
-        return value - wrong, (wrong, size)
+    def of_x(x: X) -> tuple[Array, Array]:
+        """β, and what v is in terms of it."""
+        return _coefficients(prior, x, w, data), jnp.einsum("de,bec->bdc", prior.spread(x), v)
 
-    (total, (wrong, size)), gradient = jax.value_and_grad(scalar, has_aux=True)(x)
-    total = jnp.where(jnp.abs(wrong) <= _WRONG * size, total, jnp.inf)
+    (_, turned), pull = jax.vjp(of_x, x)
+    (gradient,) = pull((by_held - along, -by_kept))
+    wrong = jnp.vdot(by_kept, turned) + jnp.vdot(v, w)  # ⟨v, ∇_w g⟩
+    total = jnp.where(jnp.abs(wrong) <= _WRONG * size, value - wrong, jnp.inf)
     found = jnp.all(jnp.isfinite(w), (1, 2), keepdims=True)
     return total, gradient, jnp.where(found, w, w0)  # the next steps start here
 
@@ -191,15 +203,13 @@ def _solve(
 ) -> tuple[Array, Array, Array]:
     """The minimisers of g, its Hessians, and by how much of g one more step would lower it.
 
-    By Newton steps, of which the best of some lengths is taken; or, where that is better, by a step with the
-    curvature of a parabola above the loss, which always goes down. Sums over rows are those of X, and S comes
-    in once per block. With `nearly`, steps end earlier, and the Hessians are those before the last of them.
+    Sums over rows are those of X, and S comes in once per block. With `nearly`, Newton steps end earlier, and
+    the Hessians are those before the last of them.
     """
     rows, owner, weight = data["X"], data["of"], data["a"]
     spread, size = prior.spread(x), prior.width * prior.columns
     slope = jax.vmap(jax.vmap(jax.grad(loss)))
     bend = jax.vmap(jax.vmap(jax.hessian(loss)))
-    above: Any = None if loss.bound is None else jax.vmap(jax.vmap(loss.bound))
 
     def by_block(tiles: Array) -> Array:
         return jax.ops.segment_sum(tiles, owner, len(w0), indices_are_sorted=True)
@@ -231,40 +241,13 @@ def _solve(
     if loss.quadratic:
         step, gain, hessian = direction(w0)
         return w0 - step, hessian, jnp.zeros_like(gain)
-    enough, rounding = (1e-2, 1e-6) if w0.dtype == jnp.float32 else (1e-6, 1e-14)
-    if nearly and w0.dtype == jnp.float32:
-        enough = _NEARLY
-    lengths = jnp.asarray([1.0, *_SHORTENED, 0.0], w0.dtype)
+    above: Any = None if loss.bound is None else jax.vmap(jax.vmap(loss.bound))
 
-    def unfinished(carry: tuple[Array, ...]) -> Array:
-        return carry[-1] & (carry[-2] < _NEWTON_STEPS)
+    def by_bound(w: Array) -> Array:
+        return direction(w, lambda eta, target: above(eta, target)[..., None, None])[0]
 
-    def newton(carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        w, now, _, _, count, _ = carry
-        step, gain, hessian = direction(w)
-        then = value(w - step)
-
-        def search() -> tuple[Array, Array]:
-            tried = jax.lax.map(lambda length: value(w - length * step), lengths[1:])
-            tried = jnp.concatenate([then[None], tried])
-            tried = jnp.where(jnp.isfinite(tried), tried, jnp.inf)
-            moved, best = lengths[jnp.argmin(tried, 0)][:, None, None] * step, jnp.min(tried, 0)
-            if above is None:
-                return moved, best
-            sure = direction(w, lambda eta, target: above(eta, target)[..., None, None])[0]
-            below = value(w - sure)
-            lower = below < best
-            return jnp.where(lower[:, None, None], sure, moved), jnp.where(lower, below, best)
-
-        # Most whole steps go down as far as they should: shorter ones are looked at if one does not.
-        fine = then <= now - _GAIN * gain + rounding * (1 + jnp.abs(now))
-        moved, now = jax.lax.cond(jnp.all(fine), lambda: (step, then), search)
-        left = jnp.max(jnp.abs(moved), (1, 2)) > enough * (1 + jnp.max(jnp.abs(w), (1, 2)))
-        return w - moved, now, hessian, gain, count + 1, jnp.any(left)
-
-    blank = jnp.zeros((len(w0), size, size), w0.dtype), jnp.zeros(len(w0), w0.dtype)
-    start = w0, value(w0), *blank, jnp.zeros((), jnp.int32), jnp.ones((), bool)
-    w, now, hessian, gain, _, _ = jax.lax.while_loop(unfinished, newton, start)
+    sure = None if above is None else by_bound
+    w, now, (_, gain, hessian) = minimise(value, direction, sure, w0, nearly=nearly)
     if not nearly:
         _, gain, hessian = direction(w)
     return w, hessian, jnp.abs(gain) / (1 + jnp.abs(now))

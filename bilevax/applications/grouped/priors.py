@@ -98,16 +98,20 @@ class Prior:
 
     def spread(self, x: X) -> Array:
         """S, (d, e)."""
+        return self.along(x, jnp.eye(self.size, dtype=jnp.asarray(x["scale"]).dtype))
+
+    def along(self, x: X, rows: Array) -> Array:
+        """Rows (…, d) times S, (…, e)."""
         d, scale = self.size, jnp.asarray(x["scale"])
         if self.form == "ridge":
             scale = jnp.concatenate([scale[:1], jnp.broadcast_to(scale[1:], (d - 1,))])
-        strengths = jnp.exp(scale)[:, None]
-        matrix = jnp.eye(d, dtype=scale.dtype)
+        scaled = rows * jnp.exp(scale)
         if self.form == "full":
-            matrix = matrix.at[np.tril_indices(d, -1)].set(x["mix"])
+            mix = jnp.eye(d, dtype=scale.dtype).at[np.tril_indices(d, -1)].set(x["mix"])
+            return scaled @ mix
         if self.form == "low_rank":
-            matrix = jnp.concatenate([matrix, jnp.asarray(x["mix"])], 1)
-        return strengths * matrix
+            return jnp.concatenate([scaled, scaled @ jnp.asarray(x["mix"])], -1)
+        return scaled
 
     def matrix(self, x: X) -> np.ndarray:
         """S as numbers, without a program to compile."""

@@ -15,14 +15,15 @@ from sklearn.utils.validation import check_is_fitted
 import bilevax as bx
 from bilevax.applications.grouped import saved
 from bilevax.applications.grouped.base import GroupedModel, judged_groups
+from bilevax.applications.grouped.closed_form import SquaredCrossValidation
 from bilevax.applications.grouped.learning import Judging, Learnt, held_out_predictions, prior_predictions
 from bilevax.applications.grouped.losses import REGRESSION, Loss, pinball, regression_loss
-from bilevax.applications.grouped.newton import CrossValidation
 from bilevax.applications.grouped.panel import Panel
 from bilevax.applications.grouped.steps import Steps, few_values, find_steps
 
 _SPREAD_GROUPS = 2_000  # that the spread within groups is measured on, at most
 _FEW_ROWS = 50  # whose errors do not tell the ends of intervals
+_PER_COEFFICIENT = 10  # rows, with fewer of which the prior's mean is fitted to the held-out rows themselves
 _LARGEST = 700.0  # logarithm of a prediction
 _ENTRIES = 2**22  # of the variances that are looked at together
 _ROUNDS = 10  # of least squares with weights, to the least absolute errors
@@ -225,7 +226,7 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
             raise ValueError(f"coverage must be a number between 0 and 1, got {coverage!r}")
         if self._variance is None:
             raise ValueError("predict_interval needs a variance per group, too many to be stored here")
-        if self._judged < _FEW_ROWS:
+        if self._judged < max(_FEW_ROWS, _PER_COEFFICIENT * self._prior.size):
             warnings.warn(
                 f"intervals come from the errors of held-out rows, and there are {self._judged} only: they "
                 "may be far too narrow",
@@ -330,7 +331,7 @@ class GroupedRegressor(RegressorMixin, GroupedModel):
     def _find_steps(self, panel: Panel, learnt: Learnt, seed: int) -> None:
         self._steps = self._prior_steps = None
         values, judge = self._values, learnt.judge
-        if values is None or not isinstance(judge, CrossValidation):
+        if values is None or isinstance(judge, SquaredCrossValidation):
             return
         few, quantile = judged_groups(panel), float(self.quantile)
 

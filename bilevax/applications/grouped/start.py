@@ -8,6 +8,7 @@ the coefficients of groups vary; L-BFGS on F itself has little left to do from t
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,9 @@ from bilevax.applications.grouped.panel import Panel
 from bilevax.applications.grouped.priors import Prior, X
 from bilevax.applications.grouped.sums import group_sums
 
+if TYPE_CHECKING:
+    from bilevax.applications.grouped.row_parabolas import RowParabolas
+
 _FEWEST, _PER_FEATURE, _SHARE = 300, 100, 4  # groups that learning starts with, and their share of all
 _STEPS = 30
 _ENOUGH = 1e-2  # the relative change of the covariance at which steps end
@@ -28,6 +32,24 @@ _FLOOR = 1e-4  # of the mean variance
 def enough(prior: Prior, groups: int) -> int:
     """The number of groups to start with: more where the prior has more entries."""
     return int(np.clip(groups // _SHARE, _FEWEST, max(_FEWEST, _PER_FEATURE * prior.size)))
+
+
+class Model(NamedTuple):
+    """A random-effects model of some groups: the means of their coefficients, (m, d, C), the covariance and
+    the noise variance."""
+
+    mean: np.ndarray
+    covariance: np.ndarray
+    noise: float
+
+
+class Expected(NamedTuple):
+    """What EM expects under a model: coefficients (m, d, C), the mean of their covariances (d, d), and the
+    sum of squares of what is left."""
+
+    beta: np.ndarray
+    covariance: np.ndarray
+    left: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +76,7 @@ class Parabolas:
     def of(cls, panel: Panel, loss: Loss, pooled: np.ndarray, curvature: float) -> Parabolas:
         """Those of a panel at a pooled model."""
         rows, starts, d = panel.all(), panel.offsets[:-1], panel.size
-        eta = rows @ pooled
-        slope = np.asarray(row_slopes(loss, jnp.asarray(eta), jnp.asarray(panel.target)), float)
-        targets = eta - slope / curvature
+        targets = parabola_targets(rows, panel.target, loss, pooled, curvature)
         weighted = panel.weight[:, None] * targets
         b = [np.add.reduceat(rows * one[:, None], starts, 0) for one in weighted.T]
         square, weight = float((weighted * targets).sum()), float(panel.weight.sum())
@@ -68,8 +88,21 @@ class Parabolas:
         A, b = sums[:, :-1, :-1], sums[:, :-1, -1:]
         return cls(A, b, float(sums[:, -1, -1].sum()), float(sums[:, 0, 0].sum()), known, 1.0)
 
+    @property
+    def cross(self) -> np.ndarray:
+        """Σ a r t of all groups, (d, C)."""
+        return self.b.sum(0)
 
-def starts(parabolas: Parabolas, prior: Prior, pooled: np.ndarray) -> list[X]:
+    def expected(self, model: Model) -> Expected:
+        """A step of expectation."""
+        precision = np.linalg.inv(model.covariance)
+        V = np.linalg.inv(self.A / model.noise + precision)
+        beta = V @ (self.b / model.noise + precision @ model.mean)
+        fitted = (beta * (self.A @ beta - 2 * self.b)).sum() + self.b.shape[-1] * (self.A * V).sum()
+        return Expected(beta, V.mean(0), self.square + float(fitted))
+
+
+def starts(parabolas: Parabolas | RowParabolas, prior: Prior, pooled: np.ndarray) -> list[X]:
     """Priors to choose from: that of the random-effects model, with some strengths; and plain ones."""
     plain = [prior.start(pooled, one / parabolas.curvature**0.5) for one in (0.03, 0.3)]
     found = random_effects(parabolas, prior, pooled)
@@ -80,13 +113,13 @@ def starts(parabolas: Parabolas, prior: Prior, pooled: np.ndarray) -> list[X]:
 
 
 def random_effects(
-    parabolas: Parabolas, prior: Prior, pooled: np.ndarray
+    parabolas: Parabolas | RowParabolas, prior: Prior, pooled: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """Mean (d, C), coefficients of metadata (p, d, C) and S Sᵀ (d, d), by EM; None if it fails."""
-    A, b, square, groups = parabolas.A, parabolas.b, parabolas.square, len(parabolas.A)
+    square, groups = parabolas.square, len(parabolas.known)
     d, columns = prior.size, prior.columns
     weight = parabolas.weight * columns
-    noise = max((square - (pooled * b.sum(0)).sum()) / weight, 1e-3 * square / weight, 1e-12)
+    noise = max((square - (pooled * parabolas.cross).sum()) / weight, 1e-3 * square / weight, 1e-12)
     # What is known of groups, and a one: the mean is a linear function of it, drawn a little towards zero.
     table = np.concatenate([np.ones((groups, 1)), parabolas.known], 1)
     draw = np.diag([0.0] + [1.0] * prior.known)
@@ -96,24 +129,29 @@ def random_effects(
     slopes[0] = pooled
     covariance = noise * np.eye(d) * 0.1
     for _ in range(_STEPS):
-        precision = np.linalg.inv(covariance)
-        V = np.linalg.inv(A / noise + precision)
-        beta = V @ (b / noise + precision @ mean)
+        beta, own, left = parabolas.expected(Model(mean, covariance, noise))
         slopes = np.tensordot(fit, beta, 1)
         mean = np.tensordot(table, slopes, 1)
         off = (beta - mean).transpose(1, 0, 2).reshape(d, -1)
-        spread = V.mean(0) + off @ off.T / (groups * columns)
+        spread = own + off @ off.T / (groups * columns)
         # As if d more groups had varied alike in all coefficients: few groups do not tell all correlations.
         alike = np.trace(spread) / d * np.eye(d)
         before, covariance = covariance, (groups * spread + d * alike) / (groups + d)
-        fitted = (beta * (A @ beta - 2 * b)).sum() + columns * (A * V).sum()
-        noise = max(float(square + fitted) / weight, 1e-6 * square / weight, 1e-12)
+        noise = max(left / weight, 1e-6 * square / weight, 1e-12)
         if not (np.isfinite(covariance).all() and np.isfinite(noise)):
             return None
         if np.abs(covariance - before).max() <= _ENOUGH * np.abs(covariance).max():
             break
     covariance += _FLOOR * np.trace(covariance) / d * np.eye(d)
     return slopes[0], slopes[1:], covariance / (noise * parabolas.curvature)
+
+
+def parabola_targets(
+    rows: np.ndarray, target: np.ndarray, loss: Loss, pooled: np.ndarray, curvature: float
+) -> np.ndarray:
+    """The targets (n, C) of the parabolas of rows at a pooled model."""
+    eta = rows @ pooled
+    return eta - np.asarray(row_slopes(loss, jnp.asarray(eta), jnp.asarray(target)), float) / curvature
 
 
 @jax.jit
