@@ -111,6 +111,8 @@ def plot(rows: list[Row]) -> Any:
     figure, ((left, right),) = figures.panels(1, 2)
     for varied, (color, marker) in zip(FIELDS, figures.shades(len(FIELDS)), strict=True):
         group = [row for row in rows if row.varied == varied]
+        if not group:
+            continue
         sizes = [row.B if varied == "B" else row.I for row in group]
         left.loglog(sizes, [row.steps for row in group], f"{marker}-", color=color, label=varied)
         scaled = [row.theory * group[0].steps / group[0].theory for row in group]
@@ -124,6 +126,7 @@ def plot(rows: list[Row]) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--vary", nargs="+", choices=FIELDS, default=list(FIELDS))
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--epsilon", type=float, default=0.1)
     parser.add_argument("--seeds", type=int, default=8)
@@ -132,9 +135,9 @@ def main() -> None:
     options = parser.parse_args()
     report = Report(options.out, {name: one for name, one in vars(options).items() if name != "out"})
     rows = []
-    for varied, fields in FIELDS.items():
+    for varied in options.vary:
         for size in options.sizes:
-            sizes = dataclasses.replace(BASE, **dict.fromkeys(fields, size))
+            sizes = dataclasses.replace(BASE, **dict.fromkeys(FIELDS[varied], size))
             rows.append(measure(varied, sizes, options.epsilon, options.seeds, options.most))
             print(rows[-1], flush=True)
             report.csv("speedup", table(rows))
