@@ -157,6 +157,12 @@ def test_a_trial_that_has_ended_keeps_its_loss_while_slower_ones_go_on():
     assert hyperopt._reached([fast, slow], 0.29) == np.inf
 
 
+def test_a_short_ablation_lowers_the_loss_with_every_size(tmp_path):
+    options = dataclasses.replace(ablation.AblationOptions(methods=("BSVRBv2",)).quick(), batch_sizes=(32,))
+    for curve in ablation.run(options, tmp_path):
+        assert curve.loss[-1] < curve.loss[0]
+
+
 def test_ablation_reports_the_speed_up_in_steps():
     step, seconds = np.arange(1, 5) * 10, np.arange(1.0, 5.0)
 

@@ -139,6 +139,8 @@ def _losses(
         for split, seed in zip(splits, seeds, strict=True)
     ]
     hyperparameters = scaled(config[method], count / options.blocks)
+    if options.rows is not None:  # a short check
+        hyperparameters = validation.shortened(hyperparameters, validation.ON_FEW_ROWS)
     swept = bx.sweep(
         [task.problem for task in tasks],
         tasks[0].x0,
