@@ -68,8 +68,9 @@ def measure(method: str, blocks: int, width: int) -> dict[str, int]:
     estimate = bx.memory_estimate(problem, x0, y0, solver=solver, **sampling)
 
     def run() -> None:
-        key = jax.random.key(0)
-        bx.minimize(problem, x0, y0, solver=solver, steps=50, key=key, every=50, progress=None, **sampling)
+        once: dict[str, Any] = {"steps": 50, "every": 50, "key": jax.random.key(0), "progress": None}
+        stop = bx.Stop(recover=False)  # the state to go back to is a further copy
+        bx.minimize(problem, x0, y0, solver=solver, stop=stop, **once, **sampling)
 
     run()
     gc.collect()
