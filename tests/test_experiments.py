@@ -135,9 +135,10 @@ def test_an_unknown_protocol_is_an_error_message(tmp_path):
         assert "protocol must be 'ours' or 'paper', got 'theirs'" in result.output
 
 
-def test_a_quick_check_of_hyperopt_gets_below_its_start(tmp_path):
+@pytest.mark.parametrize("protocol", ["ours", "paper"])
+def test_a_quick_check_of_hyperopt_gets_below_its_start(protocol, tmp_path):
     """And takes all of its steps, however busy the machine is."""
-    options = hyperopt.HyperoptOptions(data=("a8a",), methods=("BSVRBv2",)).quick()
+    options = hyperopt.HyperoptOptions(protocol, data=("a8a",), methods=("BSVRBv2",)).quick()
     assert options.seconds is None
     for curve in hyperopt.run(options, tmp_path)["a8a"]["BSVRBv2"]:
         assert curve.loss[-1] < np.log(2)  # that of y = 0

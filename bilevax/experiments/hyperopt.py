@@ -74,7 +74,7 @@ class HyperoptOptions:
             "blocks": 10,
         }
         if self.protocol == "paper":
-            few |= {"trials": 1, "settings": 1, "tuning_steps": 20}
+            few |= {"trials": 1, "settings": 4, "tuning_steps": 50, "steps": 60}
         else:
             few |= {"trials": 2, "shorter": validation.ON_FEW_ROWS}
         return dataclasses.replace(self, **few)
