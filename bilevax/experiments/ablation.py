@@ -219,5 +219,5 @@ def _plot(curves: list[SizeCurve]) -> Any:
                 label = f"{varied} = {curve.value}"
                 figures.band(axis, curve.step, curve.loss, curve.sd, style, label)
             axis.set(title=method, xlabel="steps", ylabel="validation loss")
-            figures.legend_below(axis, columns=len(shown))
+            figures.legend_below(axis, columns=3)
     return figure
