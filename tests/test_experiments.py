@@ -176,6 +176,19 @@ def test_ablation_reports_the_speed_up_in_steps():
     assert rows[1]["speed-up in steps"] == "2.0"
 
 
+def test_the_panels_of_the_ablation_are_not_squeezed_by_their_legends(tmp_path):
+    pytest.importorskip("matplotlib")
+    step, loss = np.arange(1.0, 5.0), np.ones(4)
+    curves = [
+        ablation.SizeCurve("BSVRBv2", varied, value, step, step, loss, 0 * loss)
+        for varied in ("I", "B")
+        for value in ablation.AblationOptions.blocks_per_step
+    ]
+    figure = ablation._plot(curves)
+    figure.savefig(tmp_path / "ablation.png")  # sets the places of the panels
+    assert min(axis.get_position().width for axis in figure.axes) > 0.35
+
+
 @pytest.mark.parametrize(
     ("arguments", "files"),
     [
