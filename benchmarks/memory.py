@@ -2,8 +2,9 @@
 
 `python -m benchmarks.memory` prints, for every method, `bx.memory_estimate` and the peak memory of a run: on
 an accelerator the allocator's peak, on a CPU the growth of the resident set. On a CPU the run is repeated,
-and only the second one counts, so that compiled programs are left out. With a large `--width`, x
-dominates the memory.
+and only the second one counts, so that compiled programs are left out. By default there are many blocks, and
+then few blocks with an x of ten million entries, which dominates the memory; `--blocks` and `--width` give
+both sizes for all methods.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,15 +24,19 @@ import numpy as np
 import optax
 
 import bilevax as bx
+from bilevax.experiments.report import Report, command_line
 
+WITH_ADAM = "BSVRBv2 with Adam"
 METHODS: dict[str, Any] = {
     "BSVRBv2": lambda: bx.BSVRBv2(upper_step=0.1, lower_step=1e-6),
-    "BSVRBv2 with Adam": lambda: bx.BSVRBv2(upper_step=optax.adam(1e-3), lower_step=1e-6),
+    WITH_ADAM: lambda: bx.BSVRBv2(upper_step=optax.adam(1e-3), lower_step=1e-6),
     "BSVRBv1": lambda: bx.BSVRBv1(upper_step=0.1, lower_step=1e-6, floor=0.1),
     "MMBO": lambda: bx.MMBO(upper_step=0.1, lower_step=0.1),
     "BlockSAGA": lambda: bx.BlockSAGA(upper_step=0.1, lower_step=0.1),
 }
 BLOCKS, MOST = 1_000_000, {"BlockSAGA": 20_000}  # BlockSAGA stores a gradient per block and row group
+WIDTH, WIDE = 1000, 10_000_000
+ON_WIDE = ("BSVRBv2", WITH_ADAM, "MMBO")
 D_Y, ROWS = 16, 8
 
 
@@ -62,8 +68,9 @@ def measure(method: str, blocks: int, width: int) -> dict[str, int]:
     estimate = bx.memory_estimate(problem, x0, y0, solver=solver, **sampling)
 
     def run() -> None:
-        key = jax.random.key(0)
-        bx.minimize(problem, x0, y0, solver=solver, steps=50, key=key, every=50, progress=None, **sampling)
+        once: dict[str, Any] = {"steps": 50, "every": 50, "key": jax.random.key(0), "progress": None}
+        stop = bx.Stop(recover=False)  # the state to go back to is a further copy
+        bx.minimize(problem, x0, y0, solver=solver, stop=stop, **once, **sampling)
 
     run()
     gc.collect()
@@ -83,12 +90,19 @@ def _resident(name: str) -> int:
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith(name)))
 
 
+def runs(options: argparse.Namespace) -> list[tuple[int, int, str]]:
+    """The d_x, m and method of every run: many blocks, then a wide x that few methods are asked for."""
+    if options.blocks or options.width:
+        blocks, width = options.blocks or BLOCKS, options.width or WIDTH
+        return [(width, blocks, method) for method in options.methods]
+    many = [(WIDTH, MOST.get(method, BLOCKS), method) for method in options.methods if method != WITH_ADAM]
+    return many + [(WIDE, 1024, method) for method in options.methods if method in ON_WIDE]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--blocks", type=int, help=f"default: {BLOCKS:,}, or fewer if that needs too much memory"
-    )
-    parser.add_argument("--width", type=int, default=1000, help="d_x")
+    parser.add_argument("--blocks", type=int, help="m of all runs")
+    parser.add_argument("--width", type=int, help="d_x of all runs")
     parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("--one", choices=list(METHODS), help="measure only this method, in this process")
@@ -96,28 +110,26 @@ def main() -> None:
     if options.one:
         print(json.dumps(measure(options.one, options.blocks, options.width)))
         return
-    results, lines = (
-        {},
-        [
-            "| method | m | estimate MB | measured MB | ratio | x-sized arrays of a step's working set |",
-            "| --- | --- | --- | --- | --- | --- |",
-        ],
-    )
-    print(*lines, sep="\n")
-    for method in options.methods:
-        blocks = options.blocks or MOST.get(method, BLOCKS)
-        sizes = ["--blocks", str(blocks), "--width", str(options.width)]
+    # The report asks JAX for its devices: this process must not take an accelerator's memory from the others.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    report = Report(options.out, command_line(options))
+    rows: list[dict[str, Any]] = []
+    results: dict[str, dict[str, int]] = {}
+    for width, blocks, method in runs(options):
+        sizes = ["--blocks", str(blocks), "--width", str(width)]
         command = [sys.executable, "-m", "benchmarks.memory", "--one", method, *sizes]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         found = json.loads(done.stdout.splitlines()[-1])
-        estimate, peak, width = found["estimate"], found["peak"], found["step"] / (4 * options.width)
-        results[method] = {"blocks": blocks, **found}
-        megabytes = f"{estimate / 1e6:.0f} | {peak / 1e6:.0f} | {estimate / peak:.2f}"
-        lines.append(f"| {method} | {blocks:,} | {megabytes} | {width:.2f} |")
-        print(lines[-1], flush=True)
-    options.out.mkdir(parents=True, exist_ok=True)
+        results[f"{method} m={blocks} d_x={width}"] = found
+        row = {"method": method, "m": blocks, "d_x": width}
+        row |= {"estimate MB": f"{found['estimate'] / 1e6:.0f}", "measured MB": f"{found['peak'] / 1e6:.0f}"}
+        row |= {"x-sized arrays of a step": f"{found['step'] / (4 * width):.2f}"}
+        rows.append(row)
+        print(row, flush=True)
+        report.csv("memory", rows)
+    report.table("memory", rows, "Memory of a run", f"d_y = {D_Y}, I = 64, B = 4.")
     (options.out / "memory.json").write_text(json.dumps(results, indent=2))
-    (options.out / "memory.md").write_text("\n".join(lines) + "\n")
+    report.finish()
 
 
 if __name__ == "__main__":

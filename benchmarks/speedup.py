@@ -1,8 +1,9 @@
 """Speed-up in blocks (I) and rows (B): steps, and seconds, until the mean of ‖∇F‖² is at most ε².
 
 `python -m benchmarks.speedup` runs BSVRB v2 on quadratic blocks with exact ∇F. The parameters follow Theorem
-1, with one constant for all sizes. Steps are the mean over seeds side by side; the time of a step is that of
-a single run. Speed-ups are relative to the smallest size; the theorem's follow from m/(I√I) + m/(I√B).
+1, with one constant for all sizes. Steps are the mean ± the standard deviation over seeds side by side; the
+time of a step is that of a single run. Speed-ups are relative to the smallest size; the theorem's follow from
+m/(I√I) + m/(I√B).
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Row:
 
     Attributes:
       steps: until the mean of ‖∇F‖² is at most ε²; the mean over seeds, infinite if one did not reach it.
+      sd: their standard deviation over seeds.
       microseconds: time of a step.
       theory: the theorem's steps, up to a factor.
     """
@@ -46,6 +48,7 @@ class Row:
     I: int  # noqa: E741
     B: int
     steps: float
+    sd: float
     microseconds: float
     theory: float
 
@@ -61,10 +64,11 @@ def measure(varied: str, sizes: Sizes, epsilon: float, seeds: int, most: int) ->
     task = make_task(family, sizes, initial_rows(epsilon))
     keys = jax.random.split(jax.random.key(7), seeds)
     squared = Truth.of(family).squared_gradient
-    reached = lanes.steps_until(task, [solver], keys, squared, epsilon**2, most).steps.mean()
+    reached = lanes.steps_until(task, [solver], keys, squared, epsilon**2, most).steps[0]
     theory = complexity(epsilon, sizes.blocks, sizes.blocks_per_step, sizes.batch_size)
     microseconds = 1e6 * time_of_step(task, solver)
-    return Row(varied, sizes.blocks_per_step, sizes.batch_size, float(reached), microseconds, theory)
+    steps, sd = float(reached.mean()), float(figures.deviation(reached))
+    return Row(varied, sizes.blocks_per_step, sizes.batch_size, steps, sd, microseconds, theory)
 
 
 def time_of_step(task: lanes.Task, solver: Any, steps: int = 4000, turns: int = 5) -> float:
@@ -94,7 +98,7 @@ def table(rows: list[Row]) -> list[dict[str, Any]]:
                 "varied": row.varied,
                 "I": row.I,
                 "B": row.B,
-                "steps": f"{row.steps:.0f}",
+                "steps": f"{row.steps:.0f} ± {row.sd:.0f}",
                 "µs per step": f"{row.microseconds:.1f}",
                 "seconds": f"{row.seconds:.3f}",
                 "speed-up in steps": f"{start.steps / row.steps:.1f}",
@@ -109,13 +113,17 @@ def table(rows: list[Row]) -> list[dict[str, Any]]:
 def plot(rows: list[Row]) -> Any:
     """Steps, with the theorem's, and seconds over each size."""
     figure, ((left, right),) = figures.panels(1, 2)
-    for varied, (color, marker) in zip(FIELDS, figures.shades(len(FIELDS)), strict=True):
+    left.loglog()
+    for varied, style in zip(FIELDS, figures.shades(len(FIELDS)), strict=True):
         group = [row for row in rows if row.varied == varied]
+        if not group:
+            continue
         sizes = [row.B if varied == "B" else row.I for row in group]
-        left.loglog(sizes, [row.steps for row in group], f"{marker}-", color=color, label=varied)
+        steps, sd = [row.steps for row in group], [row.sd for row in group]
+        figures.band(left, sizes, steps, sd, style, varied)
         scaled = [row.theory * group[0].steps / group[0].theory for row in group]
-        left.loglog(sizes, scaled, ":", color=color)
-        right.loglog(sizes, [row.seconds for row in group], f"{marker}-", color=color)
+        left.plot(sizes, scaled, ":", color=style.colour)
+        right.loglog(sizes, [row.seconds for row in group], f"{style.marker}-", color=style.colour)
     left.set(xlabel="size", ylabel="steps (dotted: theory)")
     right.set(xlabel="size", ylabel=f"seconds on {jax.devices()[0].device_kind}")
     figures.legend_of_all(figure)
@@ -124,6 +132,7 @@ def plot(rows: list[Row]) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--vary", nargs="+", choices=FIELDS, default=list(FIELDS))
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--epsilon", type=float, default=0.1)
     parser.add_argument("--seeds", type=int, default=8)
@@ -132,9 +141,9 @@ def main() -> None:
     options = parser.parse_args()
     report = Report(options.out, {name: one for name, one in vars(options).items() if name != "out"})
     rows = []
-    for varied, fields in FIELDS.items():
+    for varied in options.vary:
         for size in options.sizes:
-            sizes = dataclasses.replace(BASE, **dict.fromkeys(fields, size))
+            sizes = dataclasses.replace(BASE, **dict.fromkeys(FIELDS[varied], size))
             rows.append(measure(varied, sizes, options.epsilon, options.seeds, options.most))
             print(rows[-1], flush=True)
             report.csv("speedup", table(rows))
@@ -144,7 +153,7 @@ def main() -> None:
     )
     report.table("speedup", table(rows), "Speed-up in I and B", note)
     caption = "Steps, and seconds, until the mean of ‖∇F‖² is at most ε²; dotted: the theorem's."
-    report.figure("speedup", plot(rows), f"{caption} Means of {options.seeds} seeds.")
+    report.figure("speedup", plot(rows), figures.spread_caption(caption, options.seeds))
     by_size = {f"{row.varied} I={row.I} B={row.B}": dataclasses.asdict(row) for row in rows}
     (options.out / "speedup.json").write_text(json.dumps(by_size, indent=2), encoding="utf-8")
     report.finish()

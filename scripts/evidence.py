@@ -16,8 +16,9 @@ compared as elsewhere.
 
 Everywhere else, in a paragraph or in a row of another table, every figure with a decimal point, an exponent
 or ± must be in a file of evidence, rounded alike: of the folders that the paragraph or the row links to, or
-else of those that its section names. Figures within code are settings, and are not compared. What is in no
-file must be said in a comment of the section:
+else of those that its section names. So must a whole number that is a cell of its own, from 10 on; within
+words it may be a size or a count, and is not compared. Figures within code are settings, and are not compared
+either. What is in no file must be said in a comment of the section:
 
     <!-- derived: 1.02 = 22.9 / 22.4 -->             the result of figures that are in its files
     <!-- given: 0.2 0.3; noise levels -->            no measurement of ours; why
@@ -45,6 +46,7 @@ FOLDER = ROOT / "docs" / "evidence"
 KEPT = (".csv", ".md", ".png", ".pdf")
 MOST_BYTES = 5_000_000
 MOST_ROWS = 200  # of a table whose figures a text may have
+LEAST_WHOLE = 10  # below it a whole number is a count
 
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 _FIGURE = re.compile(rf"({_NUMBER})(?: ± ({_NUMBER}))?")
@@ -137,6 +139,8 @@ def _problems(section: Section, folder: Path) -> Iterator[tuple[int, str, str]]:
                 if source is not None and not _covered(cell_figures(row), _rows(folder / source)):
                     yield place, row, source
                 yield from _linked(place, row if source is None else _words(row), sources, folder)
+                if source is None:
+                    yield from _whole_cells(place, row, sources, folder)
             source = None
         elif kind == "text":
             source = None
@@ -159,6 +163,16 @@ def _linked(number: int, text: str, sources: Sources, folder: Path) -> Iterator[
         figure = _figure(match)
         if _measured(figure) and not any(agree(figure, other) for other in known):
             yield number, match[0], ", ".join(names) or "any evidence"
+
+
+def _whole_cells(number: int, row: str, sources: Sources, folder: Path) -> Iterator[tuple[int, str, str]]:
+    """Whole numbers that are cells of their own must be there too, unless they may be counts."""
+    names = _LINK.findall(row) or sources.names
+    known = _known(names, folder) | set(sources.beside)
+    for figure in cell_figures(row):
+        large = not _measured(figure) and figure[0] >= LEAST_WHOLE
+        if large and not any(agree(figure, other) for other in known):
+            yield number, str(figure[0]), ", ".join(names) or "any evidence"
 
 
 def _measured(figure: Figure) -> bool:

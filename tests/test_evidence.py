@@ -105,6 +105,15 @@ def test_rows_that_link_to_evidence_are_compared_without_a_mark(folder):
     assert len(linked("579 ± 106")) == 1
 
 
+def test_whole_numbers_that_are_cells_are_compared_in_tables_without_a_mark(folder):
+    def row(cells):
+        return [found.text for found in problems(folder, f"| {cells} |", mark="[one](evidence/one)")]
+
+    assert row("v1 | 579") == row("blocks | 9") == row("12 steps | `12`") == []
+    assert row("v1 | 580") == ["580"]
+    assert row("v1 | 1,869") == ["1869"]
+
+
 def said(folder, text, settings=None):
     """What is wrong with a page that says so."""
     if settings:

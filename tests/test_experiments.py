@@ -135,9 +135,10 @@ def test_an_unknown_protocol_is_an_error_message(tmp_path):
         assert "protocol must be 'ours' or 'paper', got 'theirs'" in result.output
 
 
-def test_a_quick_check_of_hyperopt_gets_below_its_start(tmp_path):
+@pytest.mark.parametrize("protocol", ["ours", "paper"])
+def test_a_quick_check_of_hyperopt_gets_below_its_start(protocol, tmp_path):
     """And takes all of its steps, however busy the machine is."""
-    options = hyperopt.HyperoptOptions(data=("a8a",), methods=("BSVRBv2",)).quick()
+    options = hyperopt.HyperoptOptions(protocol, data=("a8a",), methods=("BSVRBv2",)).quick()
     assert options.seconds is None
     for curve in hyperopt.run(options, tmp_path)["a8a"]["BSVRBv2"]:
         assert curve.loss[-1] < np.log(2)  # that of y = 0
@@ -157,6 +158,12 @@ def test_a_trial_that_has_ended_keeps_its_loss_while_slower_ones_go_on():
     assert hyperopt._reached([fast, slow], 0.29) == np.inf
 
 
+def test_a_short_ablation_lowers_the_loss_with_every_size(tmp_path):
+    options = dataclasses.replace(ablation.AblationOptions(methods=("BSVRBv2",)).quick(), batch_sizes=(32,))
+    for curve in ablation.run(options, tmp_path):
+        assert curve.loss[-1] < curve.loss[0]
+
+
 def test_ablation_reports_the_speed_up_in_steps():
     step, seconds = np.arange(1, 5) * 10, np.arange(1.0, 5.0)
 
@@ -167,6 +174,19 @@ def test_ablation_reports_the_speed_up_in_steps():
     rows = ablation.table([slow, fast])
     assert [row["steps"] for row in rows] == [40, 20]
     assert rows[1]["speed-up in steps"] == "2.0"
+
+
+def test_the_panels_of_the_ablation_are_not_squeezed_by_their_legends(tmp_path):
+    pytest.importorskip("matplotlib")
+    step, loss = np.arange(1.0, 5.0), np.ones(4)
+    curves = [
+        ablation.SizeCurve("BSVRBv2", varied, value, step, step, loss, 0 * loss)
+        for varied in ("I", "B")
+        for value in ablation.AblationOptions.blocks_per_step
+    ]
+    figure = ablation._plot(curves)
+    figure.savefig(tmp_path / "ablation.png")  # sets the places of the panels
+    assert min(axis.get_position().width for axis in figure.axes) > 0.35
 
 
 @pytest.mark.parametrize(

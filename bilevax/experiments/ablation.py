@@ -139,6 +139,8 @@ def _losses(
         for split, seed in zip(splits, seeds, strict=True)
     ]
     hyperparameters = scaled(config[method], count / options.blocks)
+    if options.rows is not None:  # a short check
+        hyperparameters = validation.shortened(hyperparameters, validation.ON_FEW_ROWS)
     swept = bx.sweep(
         [task.problem for task in tasks],
         tasks[0].x0,
@@ -217,5 +219,5 @@ def _plot(curves: list[SizeCurve]) -> Any:
                 label = f"{varied} = {curve.value}"
                 figures.band(axis, curve.step, curve.loss, curve.sd, style, label)
             axis.set(title=method, xlabel="steps", ylabel="validation loss")
-            figures.legend_below(axis, columns=len(shown))
+            figures.legend_below(axis, columns=3)
     return figure

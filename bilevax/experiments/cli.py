@@ -33,7 +33,9 @@ Seed = Annotated[int, typer.Option(help="the first seed", min=0)]
 Steps = Annotated[int, typer.Option(help="steps of every run", min=1)]
 Epochs = Annotated[int, typer.Option(help="epochs of every training (ranking)", min=1)]
 Out = Annotated[Path, typer.Option(help="the results go to a folder of this one, named after the experiment")]
-Quick = Annotated[bool, typer.Option("--quick", help="a check of about a minute, with few rows and steps")]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="a check of about a minute of the processor, with few rows and steps")
+]
 Protocol = Annotated[str, typer.Option(help="ours, or paper: by the paper's own rules")]
 Resume = Annotated[bool, typer.Option("--resume", help="run only what is missing in the folder")]
 Processes = Annotated[int, typer.Option(help="how many results are computed at a time", min=1)]

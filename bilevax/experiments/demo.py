@@ -188,8 +188,8 @@ def table(found: list[list[Score]]) -> list[dict[str, str]]:
 
 
 @figures.styled
-def plot(path: Path, results: dict[str, bx.Result], flipped: np.ndarray) -> None:
-    """Plots the loss on the clean rows over time, and the weights of rows with flipped and right labels."""
+def plot(results: dict[str, bx.Result], flipped: np.ndarray) -> Any:
+    """The figure: the loss on the clean rows over time, and weights of rows with flipped and right labels."""
     figure, ((left, right),) = figures.panels(1, 2)
     for name, style in figures.styles_of(list(results)).items():
         seen = results[name].history
@@ -202,7 +202,7 @@ def plot(path: Path, results: dict[str, bx.Result], flipped: np.ndarray) -> None
         right.hist(weights(result)[which], bins=40, range=(0, 1), alpha=0.6, color=style.colour, label=label)
     right.set(xlabel="learnt weight of a training row", ylabel="rows", title=name)
     figures.legend_below(right)
-    figures.save(figure, path)
+    return figure
 
 
 @bx.program_cache()
@@ -244,7 +244,12 @@ def main(arguments: list[str] | None = None) -> None:
     report.table("demo", table(found), f"Means over {len(found)} splits", note)
     compiled = ", ".join(f"{name} {result.compile_seconds:.1f}" for name, result in first.items())
     console.print(f"seconds to compile, once: {compiled}; total {time.perf_counter() - began:.0f} s")
-    plot(options.out, first, load_split(options.seed).flipped)
+    caption = (
+        "(a) Mean loss on the clean rows over seconds, and (b) learnt weights of the training rows; the "
+        f"first of {options.splits} splits."
+    )
+    figure = plot(first, load_split(options.seed).flipped)
+    report.figure(options.out.stem, figure, figures.spread_caption(caption, 1))
     console.print(f"plot: {options.out}")
     report.finish()
 

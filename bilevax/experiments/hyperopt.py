@@ -38,8 +38,7 @@ class HyperoptOptions:
         them with every λ.
       tuning_steps: steps of each such try.
       at_once: tries in one program; None takes as many as fit into memory.
-      shorter: what the tuned steps of x and of y and v are multiplied by. They were tuned on all rows: on few
-        rows, η is to be smaller in proportion, as it acts on weights of 1/rows each, and batches are noisier.
+      shorter: what the tuned steps of x and of y and v are multiplied by.
     """
 
     protocol: str = "ours"
@@ -75,9 +74,9 @@ class HyperoptOptions:
             "blocks": 10,
         }
         if self.protocol == "paper":
-            few |= {"trials": 1, "settings": 1, "tuning_steps": 20}
+            few |= {"trials": 1, "settings": 4, "tuning_steps": 50, "steps": 60}
         else:
-            few |= {"trials": 2, "shorter": (0.05, 0.2)}
+            few |= {"trials": 2, "shorter": validation.ON_FEW_ROWS}
         return dataclasses.replace(self, **few)
 
 
@@ -210,9 +209,7 @@ def _trial(name: str, method: str, config: dict[str, Any], options: HyperoptOpti
 
 def _solver(method: str, tuned: dict[str, float], options: HyperoptOptions) -> Any:
     """A method with its tuned hyper-parameters, its steps made shorter."""
-    upper, lower = options.shorter
-    steps = {"upper_step": upper * tuned["upper_step"], "lower_step": lower * tuned["lower_step"]}
-    return validation.make_solver(method, tuned | steps)
+    return validation.make_solver(method, validation.shortened(tuned, options.shorter))
 
 
 def _rows(name: str, found: dict[str, list[TrialCurve]], options: HyperoptOptions) -> list[dict[str, Any]]:
