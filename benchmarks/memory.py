@@ -10,6 +10,7 @@ both sizes for all methods.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
 import json
 import os
@@ -82,6 +83,7 @@ def measure(method: str, blocks: int, width: int) -> dict[str, int]:
         peak = _resident("VmHWM") - before + estimate.data
     else:
         peak = int((device.memory_stats() or {})["peak_bytes_in_use"])
+    estimate = dataclasses.replace(estimate, copies=0)
     return {"estimate": estimate.total, "peak": peak, "step": estimate.step, "state": estimate.state}
 
 

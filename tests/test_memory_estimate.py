@@ -10,7 +10,7 @@ import pytest
 from calls import grouped
 
 import bilevax as bx
-from bilevax._run import chunks
+from bilevax._run import chunks, recovery
 
 D_X, D_Y, ROWS = 50, 6, 40
 
@@ -73,6 +73,20 @@ def test_the_estimate_is_what_the_run_holds(name):
     used = sizes.argument_size_in_bytes + sizes.temp_size_in_bytes
     assert estimate.data + estimate.state + estimate.step == pytest.approx(used, rel=0.1)
     assert estimate.total >= used - 1000
+
+
+def test_the_states_to_go_back_to_count_where_they_are_kept():
+    """A run keeps the latest healthy state and the one with the least F, unless they are large."""
+
+    def estimate(blocks):
+        shapes = shape(D_X), shape(blocks, D_Y)
+        return bx.memory_estimate(make(blocks), *shapes, solver=bx.MMBO(**STEPS), **grouped(**PLAN))
+
+    small, large = estimate(300), estimate(10**7)
+    assert 0 <= small.copies - 2 * small.state < 400  # clocks, the step's number, the sampler's words
+    assert small.total == small.data + small.state + max(small.copies + small.step, small.start)
+    assert large.state > recovery.MOST_BYTES
+    assert large.copies == 0
 
 
 @pytest.mark.parametrize("per_step", [1, 4])

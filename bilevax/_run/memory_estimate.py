@@ -18,6 +18,7 @@ from bilevax._problem.rows import PerBlock
 from bilevax._problem.sampling import Sampling, as_sampling
 from bilevax._run.chunks import chunk_program, numbers_as_arrays, start_program
 from bilevax._run.feeding import blank_problem
+from bilevax._run.recovery import can_guard
 from bilevax._run.sharding import make_shards
 from bilevax._step.clocks import CompensatedSum
 from bilevax._util import processes
@@ -36,6 +37,8 @@ class MemoryEstimate:
       x: x and z; and x one step earlier where a method keeps it (it looks back, and `upper_step` is an optax
         transformation or x has less than 32 bits).
       optimizer: the state of the optax transformation.
+      copies: the state to go back to if the run begins to blow up, while it is renewed; 0 if it is too large
+        to be kept unasked. With `Stop(recover=False)` there is none.
       step: what a step needs besides, while it is computed.
       start: what the first pass needs besides, with x0 and y0 as they were given.
       devices: how many devices share the blocks.
@@ -45,6 +48,7 @@ class MemoryEstimate:
     slots: int
     x: int
     optimizer: int
+    copies: int
     step: int
     start: int
     devices: int
@@ -56,8 +60,8 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
-        """The most that is held at once: the data, the state, and the larger of both working sets."""
-        return self.data + self.state + max(self.step, self.start)
+        """The most that is held at once: data, state, and the start's working set or a step's with copies."""
+        return self.data + self.state + max(self.copies + self.step, self.start)
 
     def __str__(self) -> str:
         parts = {
@@ -65,6 +69,7 @@ class MemoryEstimate:
             "memory per slot": self.slots,
             "x and its copies": self.x,
             "optimizer": self.optimizer,
+            "copies to go back to": self.copies,
             "working set of a step": self.step,
             "working set of the start": self.start,
             f"at most{f', on each of {self.devices} devices' if self.devices > 1 else ''}": self.total,
@@ -87,7 +92,7 @@ def memory_estimate(
     """Says how many bytes a run needs, by part, without allocating them.
 
     It compiles the run's programs for its shapes, which takes as long as for the run itself, and reads the
-    compiler's own report. Metrics, checkpoints and your own arrays come on top.
+    compiler's own report. Metrics, checkpoints, exact steps at the end and your own arrays come on top.
 
     Args:
       problem: the problem; for data that do not exist yet, `jax.eval_shape` of a function that makes it.
@@ -141,6 +146,7 @@ def memory_estimate(
         slots=_bytes((state.levels, state.store, state.blocks)),
         x=_bytes((state.x, state.back, state.z, state.tables)),
         optimizer=_bytes(state.optimizer),
+        copies=2 * _bytes(state) if can_guard(state, None) else 0,
         step=int(going.temp_size_in_bytes),
         start=int(begin.temp_size_in_bytes) + _bytes((x0, y0)),
         devices=1 if shards is None else shards.devices,
