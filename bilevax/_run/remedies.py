@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 
 from bilevax._problem.problem import Problem
@@ -74,6 +76,6 @@ def joined(choices: list[str]) -> str:
     return ", ".join(choices[:-1]) + (", or " if choices[1:] else "") + choices[-1]
 
 
-def _upper_step(solver: AbstractSolver | None) -> object:
+def _upper_step(solver: AbstractSolver | None) -> Any:
     knobs = None if solver is None else Knobs(solver)
     return None if knobs is None or "upper_step" not in knobs else knobs.values["upper_step"]
