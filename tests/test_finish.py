@@ -3,13 +3,14 @@
 import types
 import warnings
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import bilevax as bx
-from bilevax._run.finish import finish, newton_steps_left
+from bilevax._run.finish import Effort, affordable_effort, finish
 from bilevax.testing import logistic_blocks, quadratic_blocks, ridge_blocks
 
 
@@ -101,7 +102,7 @@ def test_lower_problems_without_a_unique_minimum_are_left_alone():
 def test_x_that_has_hardly_moved_is_no_obstacle():
     case = quadratic_blocks(m=6, d_x=3, d_y=3, rows=10)
     state = run(case, steps=20).state
-    found = finish(case.problem, state, case.x0, 1000)
+    found = finish(case.problem, state, case.x0, Effort(6, 1000))
     assert found is not None
     assert gap(case, found.x) < 1e-5
 
@@ -109,18 +110,18 @@ def test_x_that_has_hardly_moved_is_no_obstacle():
 def test_the_search_ends_when_it_is_told_to_with_the_best_so_far():
     case = quadratic_blocks(m=6, d_x=3, d_y=3, rows=10, conditioning=30.0)
     state, looks = run(case, steps=20).state, iter(range(5))
-    found = finish(case.problem, state, case.x0, 1000, lambda: next(looks, None) is None)
+    found = finish(case.problem, state, case.x0, Effort(6, 1000), lambda: next(looks, None) is None)
     assert found is not None
     assert found.report.evaluations < 15
     assert found.report.after <= found.report.before
     assert found.report.falling > 0
-    assert finish(case.problem, state, case.x0, 1000, lambda: True) is None
+    assert finish(case.problem, state, case.x0, Effort(6, 1000), lambda: True) is None
 
 
 def test_a_run_that_still_falls_when_its_evaluations_are_used_up_says_so():
     case = logistic_blocks(m=6, d_x=6, d_y=6, rows=30, conditioning=100.0)
     state = run(case, steps=20).state
-    found = finish(case.problem, state, case.x0, 20)
+    found = finish(case.problem, state, case.x0, Effort(6, 20))
     assert found is not None
     assert found.report.falling > 0
     assert "steps=2000 instead of 500" in found.report.doubt(500)
@@ -146,24 +147,72 @@ def test_an_f_without_a_minimum_is_named():
         blocks=1 + jnp.arange(8.0).reshape(4, 2),
     )
     state = bx.minimize(problem, jnp.ones(2), jnp.ones((4, 2)), steps=20, progress=None).state
-    found = finish(problem, state, jnp.ones(2), 1000)
+    found = finish(problem, state, jnp.ones(2), Effort(4, 1000))
     assert found is not None
     assert found.report.is_endless
     assert "no minimum" in found.report.doubt(500)
 
 
-def test_blocks_that_do_not_fit_into_memory_are_not_solved_together():
-    def left(count, width):
-        problem = bx.Problem(
-            upper=lambda x, y, block, batch: jnp.sum(y),
-            lower=lambda x, y, block, batch: jnp.sum((y - x) ** 2),
-            blocks=count,
-        )
-        state = types.SimpleNamespace(x=jnp.zeros(1), y=np.broadcast_to(np.float32(0), (count, width)))
-        return newton_steps_left(problem, state, 1e15)
+@pytest.mark.parametrize(
+    ("count", "width", "work", "risk", "wanted"),
+    [
+        (1000, 64, 1e15, None, "all"),
+        (200_000, 64, 1e15, None, "a sample"),  # the Hessians of all do not fit into memory
+        (1000, 8, 0.0, None, "all"),
+        (50_000, 16, 0.0, None, "a sample"),
+        (50_000, 16, 0.0, bx.cvar(0.5), "none"),  # a sample has another risk
+        (50_000_000, 16, 0.0, None, "none"),
+    ],
+)
+def test_a_sample_is_solved_where_all_blocks_would_be_too_much(count, width, work, risk, wanted):
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: jnp.sum(y),
+        lower=lambda x, y, block, batch: jnp.sum((y - x) ** 2),
+        blocks=count,
+        risk=risk,
+    )
+    y = np.broadcast_to(np.float32(0), (count, width))
+    effort = affordable_effort(problem, types.SimpleNamespace(x=jnp.zeros(1), y=y), work)
+    if wanted == "none":
+        assert effort is None
+        return
+    assert effort.newton_steps >= 25
+    assert effort.blocks == count if wanted == "all" else 64 <= effort.blocks <= count // 3
 
-    assert left(1000, 64) > 0
-    assert left(200_000, 64) == 0
+
+def test_what_a_sample_finds_is_near_the_minimum_for_all_blocks():
+    case = quadratic_blocks(m=300, d_x=3, d_y=3, rows=20)
+    state = run(case, steps=20).state
+    found = finish(case.problem, state, case.x0, Effort(100, 1000))
+    assert found is not None
+    assert found.report.judges == 100
+    assert "on 100 other blocks" in str(found.report)
+    assert gap(case, found.x) < 0.03
+    np.testing.assert_allclose(found.y, case.lower_solution(found.x), rtol=1e-3, atol=1e-4)
+
+
+def test_what_other_blocks_do_not_confirm_is_not_taken():
+    count = 192
+    truth = jnp.asarray(np.random.default_rng(0).normal(size=count), jnp.float32)
+    problem = bx.Problem(  # every block has an entry of x to itself, and a part of all others
+        upper=lambda x, y, block, batch: (y[0] - truth[block]) ** 2 + jnp.mean((x - x[block]) ** 2),
+        lower=lambda x, y, block, batch: jnp.sum((y - x[block]) ** 2),
+        blocks=jnp.arange(count),
+    )
+    x0 = jnp.zeros(count)
+    state = bx.minimize(problem, x0, jnp.zeros((count, 1)), steps=20, progress=None).state
+    state = eqx.tree_at(lambda one: one.x, state, x0)
+    assert finish(problem, state, x0, Effort(count, 1000)) is not None
+    assert finish(problem, state, x0, Effort(64, 1000)) is None
+
+
+def test_a_sample_does_not_move_an_x_that_is_best_already():
+    case = ridge_blocks(m=300, d_x=3, d_y=3, rows=20)
+    state = run(case, steps=20).state
+    best = finish(case.problem, state, case.x0, Effort(300, 1000))
+    assert best is not None
+    state = eqx.tree_at(lambda one: one.x, state, best.x)
+    assert finish(case.problem, state, case.x0, Effort(100, 1000)) is None
 
 
 def test_an_error_in_exact_steps_leaves_the_answer_of_the_run(monkeypatch):

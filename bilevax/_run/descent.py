@@ -1,4 +1,4 @@
-"""L-BFGS on F with all blocks solved, in units that it takes from two places.
+"""L-BFGS on F, or on the mean of some F_i, with these blocks solved, in units that it takes from two places.
 
 Its result does not depend on the units of x and F.
 """
@@ -39,7 +39,7 @@ _TINY = 1e-300
 
 
 class Point(NamedTuple):
-    """Where all blocks were solved.
+    """Where the blocks were solved.
 
     Attributes:
       at: x, as a vector.
@@ -55,22 +55,29 @@ class Point(NamedTuple):
 
 
 class Exact:
-    """F and ∇F of a vector, with all blocks solved on all their rows.
+    """F and ∇F of a vector, or their means over some blocks, which are solved on all their rows.
 
     Attributes:
       tracked: the lower variables of the run.
       left: how many Newton steps may still be taken.
-      count: how often all blocks were solved.
+      count: how often the blocks were solved.
     """
 
-    def __init__(self, problem: Problem, state: State, newton_steps: int, is_over: Callable[[], bool]):
+    def __init__(
+        self,
+        problem: Problem,
+        state: State,
+        blocks: np.ndarray,
+        newton_steps: int,
+        is_over: Callable[[], bool],
+    ):
         self.problem, self.left, self._is_over = problem, newton_steps, is_over
-        self._blocks = jnp.arange(problem.count)
+        self._blocks = jnp.asarray(blocks)
         y, v = problem.split("state.y", state.y), problem.split("state.v", state.v)
         self.tracked = gather(y, self._blocks)
         self._v = {name: None if v[name] is None else gather(v[name], self._blocks) for name in v}
         self._like, self._unravel = state.x, ravel_pytree(state.x)[1]
-        self._first: float | None = None  # F at the first place where all blocks were solved
+        self._first: float | None = None  # F at the first place where the blocks were solved
         self.count = 0
 
     def flat(self, x: PyTree) -> np.ndarray:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from bilevax._problem.problem import Problem
 from bilevax._run.chunks import work_of_a_step
-from bilevax._run.finish import finish, newton_steps_left
+from bilevax._run.finish import affordable_effort, finish
 from bilevax._run.interrupts import Interrupts
 from bilevax._run.knobs import Knobs
 from bilevax._run.outcome import Outcome
@@ -29,6 +29,7 @@ _STILL_STEEP = 0.5  # ‖z‖, as a share of its largest value: x has hardly beg
 _MEANT = 20  # steps, from which on a run is meant to get somewhere
 _VERIFIED = 500  # steps of a run that is verified unasked
 _LONGER = 0.1  # of the seconds that a run may take, for exact steps after them
+_IN_TIME = 0.2  # of the work that exact steps may otherwise be: so much is done in that time
 
 
 def verifies(stop: Stop, problem: Problem, state: State, steps: int, shards: Shards | None) -> bool:
@@ -71,7 +72,8 @@ def end(
             def is_over() -> bool:
                 return interrupts.caught is not None or time.monotonic() > until
 
-            reached, doubt = _finished(problem, reached, x0, run.done, is_over, doubt)
+            share = 1.0 if stop.seconds is None else _IN_TIME
+            reached, doubt = _finished(problem, reached, x0, run.done, share, is_over, doubt)
     if interrupts.caught is not None:
         reached = dataclasses.replace(reached, outcome=Outcome.INTERRUPTED)
     return reached, doubt
@@ -85,13 +87,19 @@ def _finishes(stop: Stop, problem: Problem, state: State, solver: AbstractSolver
 
 
 def _finished(
-    problem: Problem, reached: Result, x0: PyTree, steps: int, is_over: Callable[[], bool], doubt: str
+    problem: Problem,
+    reached: Result,
+    x0: PyTree,
+    steps: int,
+    share: float,
+    is_over: Callable[[], bool],
+    doubt: str,
 ) -> tuple[Result, str]:
     """The result after exact steps, where they are cheap, and what is to be doubted then."""
     state = reached.state
-    newton_steps = newton_steps_left(problem, state, steps * work_of_a_step(problem, state))
+    effort = affordable_effort(problem, state, share * steps * work_of_a_step(problem, state))
     try:
-        found = finish(problem, state, x0, newton_steps, is_over) if newton_steps else None
+        found = finish(problem, state, x0, effort, is_over) if effort else None
     except Exception as error:  # too little memory, or a function that fails far from where the run was
         why = f"exact steps at the end failed ({type(error).__name__}: {error})"
         return reached, doubt or f"{why}; x and y are those of the last step"

@@ -1,9 +1,12 @@
-"""Exact steps at the end of a run whose blocks can all be solved: L-BFGS from where the run has ended.
+"""Exact steps at the end of a run whose blocks can be solved: L-BFGS from where the run has ended.
 
 A run follows x with lower variables that lag behind, and with steps that shrink. It comes near a minimum of
 F, and what is left is slow. Where all blocks together are so small that to solve them is a small part of the
 work of a run, F and ∇F can be had exactly, and some quasi-Newton steps do what thousands of steps would. F
 falls from each to the next, so that the answer is never worse than without.
+
+Where all blocks are too many, a sample of them is solved. The minimum of their mean is near that of F, and
+it is taken if it is clearly better on other blocks as well.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import numpy as np
 
 from bilevax._problem.problem import Problem
 from bilevax._run.descent import Exact, Point, Search, Units
+from bilevax._run.held_out import divided, judged, solved_everywhere
 from bilevax._step.state import State
 from bilevax._truth.few_blocks import affordable_blocks, work_of_a_newton_step
 from bilevax._truth.lower_solve import SMALL
@@ -24,9 +28,12 @@ from bilevax._util.trees import PyTree
 
 _SHARE = 0.5  # of the work of a run, at most
 _CHEAP = 2**30  # numbers read, up to which the work of the run does not matter
-_MATRICES = 2**26  # numbers in the Hessians of all blocks, which are in memory at once, several times over
+_MATRICES = 2**26  # numbers in the Hessians of the blocks, which are in memory at once, several times over
 _ENTRIES = 2**22  # of x, of which L-BFGS keeps some twenty copies
 _FEWEST = 25  # Newton steps of all blocks, which are worth a try
+_SEARCH, _ONCE = 150, 10  # Newton steps of a search, and of solving blocks once, about
+_SMALLEST = 64  # blocks of a sample
+_ENDLESSLY = 10**9  # Newton steps
 _STEEP = 0.1  # ‖∇F‖, as a share of the largest one, above which x is no stationary point
 _AGREE = 0.1  # of the decrease, by which F may differ if the blocks are solved from elsewhere
 _BEYOND, _ENDLESS = 10.0, 0.03  # times as far from x0: if F is lower there by such a share of its decrease
@@ -37,8 +44,9 @@ class Finish:
     """What exact steps at the end of a run have done.
 
     Attributes:
-      evaluations: how often all blocks were solved on all their rows, for F and ∇F.
-      before: F where the run had ended; where it had begun, if F has no value at the end.
+      evaluations: how often all blocks, or all of a sample, were solved on all their rows, for F and ∇F.
+      before: F where the run had ended; where it had begun, if F has no value at the end. After a search on a
+        sample of the blocks it is the mean over other blocks; likewise `after`.
       after: F at the x that is returned; `before` if nothing less was found.
       slope: ‖∇F‖ at the x that is returned, as a share of the larger one of those where the run began and
         ended; entries of x are measured in units of their own. 1 if both are zero.
@@ -46,6 +54,7 @@ class Finish:
         else 0.
       is_endless: whether F goes on falling far beyond the x that is returned.
       was_cut: whether the search for less was ended while it still found less.
+      judges: how many blocks beside the sample were solved to compare both x; 0 if all blocks were searched.
     """
 
     evaluations: int
@@ -55,9 +64,12 @@ class Finish:
     falling: float
     is_endless: bool = False
     was_cut: bool = False
+    judges: int = 0
 
     def __str__(self) -> str:
-        return f"{self.evaluations} exact evaluations took F from {self.before:.4g} to {self.after:.4g}"
+        sample, judges = (" of a sample", f" on {self.judges} other blocks") if self.judges else ("", "")
+        change = f"F from {self.before:.4g} to {self.after:.4g}"
+        return f"{self.evaluations} exact evaluations{sample} took {change}{judges}"
 
     @property
     def is_steep(self) -> bool:
@@ -98,41 +110,60 @@ class Finished(NamedTuple):
     report: Finish
 
 
-def newton_steps_left(problem: Problem, state: State, work: float) -> int:
-    """How many Newton steps of all blocks are a small part of the work of a run; 0 if they are too few."""
+class Effort(NamedTuple):
+    """What exact steps may cost.
+
+    Attributes:
+      blocks: how many blocks are solved at every x.
+      newton_steps: how many Newton steps of each may be taken, about.
+    """
+
+    blocks: int
+    newton_steps: int
+
+
+def affordable_effort(problem: Problem, state: State, work: float) -> Effort | None:
+    """All blocks, or as many as are a small part of the work of a run; None if they would be too few."""
     entries = sum(leaf[0].size for leaf in jax.tree.leaves(state.y))
-    too_wide = problem.count * min(entries, SMALL) ** 2 > _MATRICES
-    too_wide |= sum(leaf.size for leaf in jax.tree.leaves(state.x)) > _ENTRIES
-    if too_wide or affordable_blocks(problem, problem.count) < problem.count:
-        return 0
-    count = int(max(_SHARE * work, _CHEAP) // work_of_a_newton_step(problem, state.y))
-    return count if count >= _FEWEST else 0
+    if sum(leaf.size for leaf in jax.tree.leaves(state.x)) > _ENTRIES:
+        return None
+    count, at_once = problem.count, _MATRICES // min(entries, SMALL) ** 2
+    at_once = affordable_blocks(problem, min(count, at_once))
+    newton_steps = int(max(_SHARE * work, _CHEAP) // work_of_a_newton_step(problem, state.y))
+    if at_once == count and newton_steps >= _FEWEST:
+        return Effort(count, newton_steps)
+    # What is found has to be judged on as many other blocks, and all blocks are solved once at the end.
+    left = (newton_steps - _ONCE) * count
+    size = min(at_once, count // 3, left // (_SEARCH + 2 * _ONCE))
+    return Effort(size, left // size - 2 * _ONCE) if problem.risk is None and size >= _SMALLEST else None
 
 
 def finish(
     problem: Problem,
     state: State,
     x0: PyTree,
-    newton_steps: int,
+    effort: Effort,
     is_over: Callable[[], bool] = lambda: False,
 ) -> Finished | None:
-    """Minimises F with all blocks solved: from the x of a state, and from x0, where F may have other minima.
+    """Minimises F with blocks solved: from the x of a state, and from x0, where F may have other minima.
 
     Args:
       problem: the problem.
       state: the state of a run at its end.
       x0: where it started.
-      newton_steps: of all blocks, about at most.
+      effort: how many blocks to solve; if not all, what is found must be better on others, too.
       is_over: whether to stop now, with what was found so far.
 
     Returns:
       What was found; None if there is no time, or if blocks cannot be solved, neither where the run began nor
       where it ended, or not uniquely.
     """
-    exact = Exact(problem.without_centres(), state.settled, newton_steps, is_over)
+    problem, state = problem.without_centres(), state.settled
+    sample = divided(problem.count, effort.blocks)
+    exact = Exact(problem, state, sample.searched, effort.newton_steps, is_over)
     if exact.is_over:
         return None
-    places = (exact(exact.flat(x), exact.tracked) for x in (state.settled.x, x0))
+    places = (exact(exact.flat(x), exact.tracked) for x in (state.x, x0))
     known = [place for place in places if place is not None]
     if not known:
         return None
@@ -151,8 +182,24 @@ def finish(
         falling, endless = search.falling(fallen), _falls_on(exact, best, exact.flat(x0), fallen)
         slope = units.norm(best.slope) / units.steepest if units.steepest > 0 else 1.0
         report = Finish(exact.count, known[0].value, best.value, slope, falling, endless, search.was_cut)
-        return Finished(exact.unflat(best.at), problem.view(best.truth.y), report)
+        found = Finished(exact.unflat(best.at), best.truth.y, report)
+        if len(sample.judges):
+            found = _for_all_blocks(found, known[0], exact, state, sample.judges, is_over)
+        return found and found._replace(y=problem.view(found.y))
     return None
+
+
+def _for_all_blocks(
+    found: Finished, ended: Point, exact: Exact, state: State, judges: np.ndarray, is_over: Callable[[], bool]
+) -> Finished | None:
+    """What was found on a sample, with the y(x) of all blocks; None if it is not better on other blocks."""
+    others = Exact(exact.problem, state, judges, _ENDLESSLY, lambda: False)
+    values = judged(others, exact.unflat(ended.at), found.x)
+    if values is None or is_over():
+        return None
+    y = solved_everywhere(exact.problem, found.x, state, len(judges), is_over)
+    report = dataclasses.replace(found.report, before=values.before, after=values.after, judges=len(judges))
+    return None if y is None else Finished(found.x, y, report)
 
 
 def _falls_on(exact: Exact, best: Point, start: np.ndarray, fallen: float) -> bool:
