@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import bilevax as bx
+from bilevax._run.descent import Exact
 from bilevax._run.finish import Effort, affordable_effort, finish
 from bilevax.testing import logistic_blocks, quadratic_blocks, ridge_blocks
 
@@ -157,7 +158,8 @@ def test_an_f_without_a_minimum_is_named():
     ("count", "width", "work", "risk", "wanted"),
     [
         (1000, 64, 1e15, None, "all"),
-        (200_000, 64, 1e15, None, "a sample"),  # the Hessians of all do not fit into memory
+        (200_000, 64, 1e15, None, "all"),  # in parts: the Hessians of all do not fit into memory
+        (200_000, 64, 1e15, bx.cvar(0.5), "none"),  # a risk of all is not the mean of those of parts
         (1000, 8, 0.0, None, "all"),
         (50_000, 16, 0.0, None, "a sample"),
         (50_000, 16, 0.0, bx.cvar(0.5), "none"),  # a sample has another risk
@@ -178,6 +180,27 @@ def test_a_sample_is_solved_where_all_blocks_would_be_too_much(count, width, wor
         return
     assert effort.newton_steps >= 25
     assert effort.blocks == count if wanted == "all" else 64 <= effort.blocks <= count // 3
+
+
+@pytest.mark.parametrize("most", [7, 10])
+def test_blocks_that_are_solved_in_parts_give_the_same(monkeypatch, most):
+    case = ridge_blocks(m=20, d_x=3, d_y=3, rows=20)
+    state = run(case, steps=20).state
+    blocks = np.arange(1, 20)
+    whole = Exact(case.problem, state, blocks, 1000)
+    monkeypatch.setattr("bilevax._run.descent.at_once", lambda problem, y: most)
+    parts = Exact(case.problem, state, blocks, 1000)
+    at = whole.flat(case.x0)
+    one, other = whole(at, whole.tracked), parts(at, parts.tracked)
+    assert one is not None
+    assert other is not None
+    assert other.value == pytest.approx(one.value, rel=1e-6)
+    np.testing.assert_allclose(other.slope, one.slope, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(other.values, one.values, rtol=1e-5)
+    np.testing.assert_allclose(other.y["lower"], one.y["lower"], rtol=1e-4, atol=1e-6)
+    again = parts(at, other.y)
+    assert again is not None
+    assert again.value == pytest.approx(one.value, rel=1e-6)
 
 
 def test_what_a_sample_finds_is_near_the_minimum_for_all_blocks():

@@ -6,21 +6,24 @@ Its result does not depend on the units of x and F.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.flatten_util import ravel_pytree
 
 from bilevax._problem.problem import Problem
 from bilevax._problem.risk import overall
 from bilevax._step.slots import gather
 from bilevax._step.state import State
-from bilevax._truth.few_blocks import Truth, solve_few
+from bilevax._truth.few_blocks import Truth, affordable_blocks, solve_few
+from bilevax._truth.lower_solve import SMALL
 from bilevax._util.trees import PyTree
 
+_MATRICES = 2**26  # numbers in the Hessians of blocks that are solved at once, several times over
 _MOST = 200  # evaluations of a search
 _LEFT = 0.005  # of F, by which a further Newton step may change it where blocks count as solved
 _ITERATIONS = 3  # iterations in which F must still fall
@@ -45,13 +48,33 @@ class Point(NamedTuple):
       at: x, as a vector.
       value: F.
       slope: ∇F, as a vector.
-      truth: all that belongs to it.
+      values: per block, F_i.
+      y: by level, y(x) of these blocks.
     """
 
     at: np.ndarray
     value: float
     slope: np.ndarray
-    truth: Truth
+    values: np.ndarray
+    y: dict[str, PyTree]
+
+
+class Part(NamedTuple):
+    """Blocks that are solved at once.
+
+    Attributes:
+      places: theirs among all that are searched.
+      weights: their weights in the mean; None if there is no other part.
+    """
+
+    places: np.ndarray
+    weights: Array | None
+
+
+def at_once(problem: Problem, y: PyTree) -> int:
+    """How many blocks can be solved at once; 0 if one has too many rows."""
+    entries = sum(leaf[0].size for leaf in jax.tree.leaves(y))
+    return affordable_blocks(problem, min(problem.count, _MATRICES // min(entries, SMALL) ** 2))
 
 
 class Exact:
@@ -69,10 +92,10 @@ class Exact:
         state: State,
         blocks: np.ndarray,
         newton_steps: int,
-        is_over: Callable[[], bool],
+        is_over: Callable[[], bool] = lambda: False,
     ):
         self.problem, self.left, self._is_over = problem, newton_steps, is_over
-        self._blocks = jnp.asarray(blocks)
+        self._blocks, self._parts = jnp.asarray(blocks), _parts(len(blocks), at_once(problem, state.y))
         y, v = problem.split("state.y", state.y), problem.split("state.v", state.v)
         self.tracked = gather(y, self._blocks)
         self._v = {name: None if v[name] is None else gather(v[name], self._blocks) for name in v}
@@ -91,16 +114,26 @@ class Exact:
 
     def __call__(self, at: np.ndarray, y: Any) -> Point | None:
         """F and ∇F at a place, with blocks solved from y; None if they could not be solved."""
-        found = solve_few(self.problem, self.unflat(at), y, self._v, self._blocks)
+        x, total = self.unflat(at), len(self._blocks)
+        found = [self._solved(x, y, part) for part in self._parts]
         self.count += 1
-        self.left -= int(found.steps)
-        value = float(overall(self.problem.risk, found.value, self._blocks))
+        self.left -= max(int(one.steps) for one in found)
+        values = np.concatenate([np.asarray(one.value) for one in found])[:total]
+        value = float(overall(self.problem.risk, jnp.asarray(values), self._blocks))
         scale = abs(value) if self._first is None else max(abs(value), abs(value - self._first))
-        left = float(jnp.mean(found.left))
-        if not (np.isfinite([value, float(found.gradient)]).all() and left <= _LEFT * scale):
+        left = float(np.mean(np.concatenate([np.asarray(one.left) for one in found])[:total]))
+        slope = sum(self.flat(one.slope) for one in found)
+        if not (np.isfinite(value) and np.isfinite(slope).all() and left <= _LEFT * scale):
             return None
         self._first = value if self._first is None else self._first
-        return Point(at, value, self.flat(found.slope), found)
+        y = jax.tree.map(lambda *leaves: _joined(leaves)[:total], *(one.y for one in found))
+        return Point(at, value, np.asarray(slope), values, y)
+
+    def _solved(self, x: PyTree, y: Any, part: Part) -> Truth:
+        if part.weights is None:
+            return solve_few(self.problem, x, y, self._v, self._blocks)
+        y, v, blocks = jax.tree.map(lambda leaf: leaf[part.places], (y, self._v, self._blocks))
+        return solve_few(self.problem, x, y, v, blocks, part.weights)
 
     @property
     def is_over(self) -> bool:
@@ -110,7 +143,22 @@ class Exact:
     @staticmethod
     def rounding(point: Point) -> float:
         """By how much F at a point may change by rounding."""
-        return _SAME * float(jnp.finfo(point.truth.value.dtype).eps) * abs(point.value)
+        return _SAME * float(np.finfo(point.values.dtype).eps) * abs(point.value)
+
+
+def _parts(total: int, at_once: int) -> list[Part]:
+    """So many blocks in parts of one shape, for one program: the last block is repeated where some lack."""
+    count = -(-total // at_once)
+    if count == 1:
+        return [Part(np.arange(total), None)]
+    size = -(-total // count)
+    places = np.arange(count * size).reshape(count, size)
+    weights = jnp.asarray(np.where(places < total, size / total, 0.0))
+    return [Part(np.minimum(one, total - 1), weight) for one, weight in zip(places, weights, strict=True)]
+
+
+def _joined(leaves: Sequence[Array]) -> Array:
+    return leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves)
 
 
 class Units:
@@ -209,7 +257,7 @@ class Search:
             self.was_cut = True
             raise _EnoughError
         scales = self._unit * self._units.scales
-        found = self._exact(self._first.at + scales * at, self.best.truth.y)
+        found = self._exact(self._first.at + scales * at, self.best.y)
         self._bests.append(self.best.value)
         if found is None:
             return _UNSOLVED, np.zeros_like(at)

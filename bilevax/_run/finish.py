@@ -19,21 +19,18 @@ import jax
 import numpy as np
 
 from bilevax._problem.problem import Problem
-from bilevax._run.descent import Exact, Point, Search, Units
-from bilevax._run.held_out import divided, judged, solved_everywhere
+from bilevax._run.descent import Exact, Point, Search, Units, at_once
+from bilevax._run.held_out import divided, judged
 from bilevax._step.state import State
-from bilevax._truth.few_blocks import affordable_blocks, work_of_a_newton_step
-from bilevax._truth.lower_solve import SMALL
+from bilevax._truth.few_blocks import work_of_a_newton_step
 from bilevax._util.trees import PyTree
 
 _SHARE = 0.5  # of the work of a run, at most
-_CHEAP = 2**30  # numbers read, up to which the work of the run does not matter
-_MATRICES = 2**26  # numbers in the Hessians of the blocks, which are in memory at once, several times over
+_CHEAP = 2**32  # numbers read, up to which the work of the run does not matter
 _ENTRIES = 2**22  # of x, of which L-BFGS keeps some twenty copies
 _FEWEST = 25  # Newton steps of all blocks, which are worth a try
 _SEARCH, _ONCE = 150, 10  # Newton steps of a search, and of solving blocks once, about
 _SMALLEST = 64  # blocks of a sample
-_ENDLESSLY = 10**9  # Newton steps
 _STEEP = 0.1  # ‖∇F‖, as a share of the largest one, above which x is no stationary point
 _AGREE = 0.1  # of the decrease, by which F may differ if the blocks are solved from elsewhere
 _BEYOND, _ENDLESS = 10.0, 0.03  # times as far from x0: if F is lower there by such a share of its decrease
@@ -124,18 +121,19 @@ class Effort(NamedTuple):
 
 def affordable_effort(problem: Problem, state: State, work: float) -> Effort | None:
     """All blocks, or as many as are a small part of the work of a run; None if they would be too few."""
-    entries = sum(leaf[0].size for leaf in jax.tree.leaves(state.y))
+    count, most = problem.count, at_once(problem, state.y)
     if sum(leaf.size for leaf in jax.tree.leaves(state.x)) > _ENTRIES:
         return None
-    count, at_once = problem.count, _MATRICES // min(entries, SMALL) ** 2
-    at_once = affordable_blocks(problem, min(count, at_once))
+    # A risk is not the mean of what it is on parts of the blocks.
+    if most == 0 or (most < count and problem.risk is not None):
+        return None
     newton_steps = int(max(_SHARE * work, _CHEAP) // work_of_a_newton_step(problem, state.y))
-    if at_once == count and newton_steps >= _FEWEST:
-        return Effort(count, newton_steps)
-    # What is found has to be judged on as many other blocks, and all blocks are solved once at the end.
+    # What a sample finds has to be judged on as many other blocks, and all blocks are solved once at the end.
     left = (newton_steps - _ONCE) * count
-    size = min(at_once, count // 3, left // (_SEARCH + 2 * _ONCE))
-    return Effort(size, left // size - 2 * _ONCE) if problem.risk is None and size >= _SMALLEST else None
+    size = min(count // 3, left // (_SEARCH + 2 * _ONCE))
+    if newton_steps < _SEARCH and size >= _SMALLEST and problem.risk is None:
+        return Effort(size, left // size - 2 * _ONCE)
+    return Effort(count, newton_steps) if newton_steps >= _FEWEST else None
 
 
 def finish(
@@ -174,7 +172,7 @@ def finish(
     for search in sorted(searches, key=lambda one: one.best.value):
         best, gained = search.best, known[0].value - search.best.value
         # y(x) is not unique, or no solution, if blocks that are solved from elsewhere give another F.
-        others = [exact(best.at, y) for y in (exact.tracked, *(place.truth.y for place in known))]
+        others = [exact(best.at, y) for y in (exact.tracked, *(place.y for place in known))]
         off = [abs(other.value - best.value) for other in others if other is not None]
         if not (gained >= 0 and off and max(off) <= max(_AGREE * gained, exact.rounding(best))):
             continue
@@ -182,27 +180,33 @@ def finish(
         falling, endless = search.falling(fallen), _falls_on(exact, best, exact.flat(x0), fallen)
         slope = units.norm(best.slope) / units.steepest if units.steepest > 0 else 1.0
         report = Finish(exact.count, known[0].value, best.value, slope, falling, endless, search.was_cut)
-        found = Finished(exact.unflat(best.at), best.truth.y, report)
+        found = Finished(exact.unflat(best.at), best.y, report)
         if len(sample.judges):
-            found = _for_all_blocks(found, known[0], exact, state, sample.judges, is_over)
+            found = _for_all_blocks(found, known[0], best, exact, state, sample.judges, is_over)
         return found and found._replace(y=problem.view(found.y))
     return None
 
 
 def _for_all_blocks(
-    found: Finished, ended: Point, exact: Exact, state: State, judges: np.ndarray, is_over: Callable[[], bool]
+    found: Finished,
+    ended: Point,
+    best: Point,
+    exact: Exact,
+    state: State,
+    judges: np.ndarray,
+    is_over: Callable[[], bool],
 ) -> Finished | None:
     """What was found on a sample, with the y(x) of all blocks; None if it is not better on other blocks."""
-    others = Exact(exact.problem, state, judges, _ENDLESSLY, lambda: False)
-    values = judged(others, exact.unflat(ended.at), found.x)
+    values = judged(Exact(exact.problem, state, judges, _ONCE), ended.at, best.at)
     if values is None or is_over():
         return None
-    y = solved_everywhere(exact.problem, found.x, state, len(judges), is_over)
+    everywhere = Exact(exact.problem, state, np.arange(exact.problem.count), _ONCE)
+    whole = everywhere(best.at, everywhere.tracked)
     report = dataclasses.replace(found.report, before=values.before, after=values.after, judges=len(judges))
-    return None if y is None else Finished(found.x, y, report)
+    return None if whole is None else Finished(found.x, whole.y, report)
 
 
 def _falls_on(exact: Exact, best: Point, start: np.ndarray, fallen: float) -> bool:
     """Whether F is clearly lower far beyond a point, as seen from where the run began."""
-    beyond = exact(start + _BEYOND * (best.at - start), best.truth.y) if fallen > 0 else None
+    beyond = exact(start + _BEYOND * (best.at - start), best.y) if fallen > 0 else None
     return beyond is not None and best.value - beyond.value > _ENDLESS * fallen

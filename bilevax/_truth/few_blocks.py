@@ -102,15 +102,25 @@ def work_of_a_newton_step(problem: Problem, y: PyTree) -> float:
 
 
 def solve_few(
-    problem: Problem, x: PyTree, y: dict[str, PyTree], v: dict[str, PyTree], blocks: Array
+    problem: Problem,
+    x: PyTree,
+    y: dict[str, PyTree],
+    v: dict[str, PyTree],
+    blocks: Array,
+    weights: Array | None = None,
 ) -> Truth:
     """Solves some blocks at x: see `_solve_few`; compiled once for all x of the same shapes."""
     work = _PASSES * blocks.size * _entries_of_a_block(problem)
-    return _compiled(problem, x, y, v, blocks, work=work)
+    return _compiled(problem, x, y, v, blocks, weights, work=work)
 
 
 def _solve_few(
-    problem: Problem, x: PyTree, y: dict[str, PyTree], v: dict[str, PyTree], blocks: Array
+    problem: Problem,
+    x: PyTree,
+    y: dict[str, PyTree],
+    v: dict[str, PyTree],
+    blocks: Array,
+    weights: Array | None,
 ) -> Truth:
     """Solves some blocks at x.
 
@@ -120,6 +130,7 @@ def _solve_few(
       y: per level, the tracked variables of these blocks, from where they are solved.
       v: per level, their tracked multipliers, or None.
       blocks: the numbers of the blocks.
+      weights: of the blocks in the mean of ∇F_i; None for those of the problem's risk, or ones.
     """
     sampler = all_rows(problem)
     sample = sampler.visit(problem, blocks, sampler.random, None)
@@ -127,7 +138,7 @@ def _solve_few(
     used = {name: multipliers[name] if v[name] is None else v[name] for name in v}
     tracked = each_block(problem, x, sample, BlockView.f, y)
     value = each_block(problem, x, sample, BlockView.f, best)
-    weights = weights_of(problem.risk, value, blocks)
+    weights = weights_of(problem.risk, value, blocks) if weights is None else weights
     seen = gradients(problem, Point(x, y, weights), used, sample).x
     true = gradients(problem, Point(x, best, weights), multipliers, sample).x
     by_level = [_relative(y[name], best[name]) for name in y]

@@ -116,7 +116,9 @@ def conjugate_gradients(product: Callable[[Array], Array], right: Array) -> Syst
     none = jnp.zeros_like(right)
     begun = (none, right, right, size, jnp.zeros((), jnp.int32), jnp.ones((), bool))
     solution, _, _, left, count, positive = jax.lax.while_loop(going, step, begun)
-    return System(solution, positive & (left <= _CG_ENOUGH**2 * size), count)
+    # Where g has no minimum, y runs off until squares overflow, and nothing is known any more.
+    solved = positive & jnp.isfinite(size) & (left <= _CG_ENOUGH**2 * size)
+    return System(solution, solved, count)
 
 
 def _newton(value: Value, start: Array, passes: Array) -> tuple[Array, Array]:
