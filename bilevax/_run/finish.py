@@ -26,7 +26,7 @@ from bilevax._truth.few_blocks import work_of_a_newton_step
 from bilevax._util.trees import PyTree
 
 _SHARE = 0.5  # of the work of a run, at most
-_CHEAP = 2**32  # numbers read, up to which the work of the run does not matter
+_CHEAP = 2**31  # numbers read, up to which the work of the run does not matter
 _ENTRIES = 2**22  # of x, of which L-BFGS keeps some twenty copies
 _FEWEST = 25  # Newton steps of all blocks, which are worth a try
 _SEARCH, _ONCE = 150, 10  # Newton steps of a search, and of solving blocks once, about

@@ -36,6 +36,7 @@ _PASSES = 20  # over them, about: Newton steps, whose Hessians are products of m
 _CHEAP = 2**18  # numbers in the rows of all blocks together
 _FEWEST, _MOST = 32, 1024  # blocks
 _FEWEST_OF_A_RISK = 512  # a few blocks say nothing about a tail or a rare group
+_PER_BLOCK = 400  # what a block takes besides its numbers, as if they were so many more
 _PER_PASS = 8  # products with the Hessian, which are one product of matrices
 
 
@@ -97,7 +98,7 @@ def work_of_solving(problem: Problem, blocks: int, y: PyTree) -> float:
 def work_of_a_newton_step(problem: Problem, y: PyTree) -> float:
     """About how many numbers a Newton step of all blocks reads."""
     entries = min(sum(leaf[0].size for leaf in jax.tree.leaves(y)), SMALL)
-    factors = problem.count * (entries**2 + entries**3 / 3)
+    factors = problem.count * (_PER_BLOCK + entries**2 + entries**3 / 3)
     return work_of_solving(problem, problem.count, y) / USUAL_STEPS + factors
 
 

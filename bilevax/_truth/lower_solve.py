@@ -138,15 +138,29 @@ def _inverse(value: Value, at: Array, damping: Array) -> Callable[[Array], Array
 
 def _inverted(hessian: Array, damping: Array) -> Callable[[Array], Array]:
     scaled, scales = unit_diagonal(hessian)
-    values, vectors = one_by_one(_decomposed)((scaled + scaled.T) / 2)
-    # A direction of negative curvature has no minimum: it is followed with the size of that curvature.
-    values = jnp.abs(values) + damping
-    return lambda right: (vectors @ ((vectors.T @ (right / scales)) / values)) / scales
+    root = one_by_one(_inverse_root)((scaled + scaled.T) / 2, damping)
+    return lambda right: (root @ (root.T @ (right / scales))) / scales
 
 
-def _decomposed(matrix: Array) -> tuple[Array, Array]:
-    values, vectors = jnp.linalg.eigh(matrix, symmetrize_input=False)
-    return values, vectors
+def _inverse_root(matrix: Array, damping: Array) -> Array:
+    """R with R Rᵀ = (|A| + damping)⁻¹; in a loop over matrices, only indefinite ones are decomposed.
+
+    A direction of negative curvature has no minimum: it is followed with the size of that curvature.
+    """
+    unit = jnp.eye(len(matrix), dtype=matrix.dtype)
+
+    def factor(matrix: Array) -> Array:
+        return jax.lax.linalg.cholesky(matrix, symmetrize_input=False)
+
+    def definite() -> Array:
+        lower = factor(matrix + damping * unit)
+        return jax.lax.linalg.triangular_solve(lower, unit, left_side=True, lower=True).T
+
+    def indefinite() -> Array:
+        values, vectors = jnp.linalg.eigh(matrix, symmetrize_input=False)
+        return vectors / jnp.sqrt(jnp.abs(values) + damping)
+
+    return jax.lax.cond(jnp.isfinite(factor(matrix)[-1, -1]), definite, indefinite)
 
 
 def unit_diagonal(hessian: Array) -> tuple[Array, Array]:
