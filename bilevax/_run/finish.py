@@ -23,13 +23,14 @@ from bilevax._run.descent import Exact, Point, Search, Units, at_once
 from bilevax._run.held_out import divided, judged
 from bilevax._step.state import State
 from bilevax._truth.few_blocks import work_of_a_newton_step
+from bilevax._truth.lower_solve import USUAL_STEPS
 from bilevax._util.trees import PyTree
 
 _SHARE = 0.5  # of the work of a run, at most
 _CHEAP = 2**31  # numbers read, up to which the work of the run does not matter
 _ENTRIES = 2**22  # of x, of which L-BFGS keeps some twenty copies
 _FEWEST = 25  # Newton steps of all blocks, which are worth a try
-_SEARCH, _ONCE = 150, 10  # Newton steps of a search, and of solving blocks once, about
+_SEARCH = 150  # Newton steps of a search, about
 _SMALLEST = 64  # blocks of a sample
 _STEEP = 0.1  # ‖∇F‖, as a share of the largest one, above which x is no stationary point
 _AGREE = 0.1  # of the decrease, by which F may differ if the blocks are solved from elsewhere
@@ -129,10 +130,10 @@ def affordable_effort(problem: Problem, state: State, work: float) -> Effort | N
         return None
     newton_steps = int(max(_SHARE * work, _CHEAP) // work_of_a_newton_step(problem, state.y))
     # What a sample finds has to be judged on as many other blocks, and all blocks are solved once at the end.
-    left = (newton_steps - _ONCE) * count
-    size = min(count // 3, left // (_SEARCH + 2 * _ONCE))
+    left = (newton_steps - USUAL_STEPS) * count
+    size = min(count // 3, left // (_SEARCH + 2 * USUAL_STEPS))
     if newton_steps < _SEARCH and size >= _SMALLEST and problem.risk is None:
-        return Effort(size, left // size - 2 * _ONCE)
+        return Effort(size, left // size - 2 * USUAL_STEPS)
     return Effort(count, newton_steps) if newton_steps >= _FEWEST else None
 
 
@@ -197,10 +198,10 @@ def _for_all_blocks(
     is_over: Callable[[], bool],
 ) -> Finished | None:
     """What was found on a sample, with the y(x) of all blocks; None if it is not better on other blocks."""
-    values = judged(Exact(exact.problem, state, judges, _ONCE), ended.at, best.at)
+    values = judged(Exact(exact.problem, state, judges, USUAL_STEPS), ended.at, best.at)
     if values is None or is_over():
         return None
-    everywhere = Exact(exact.problem, state, np.arange(exact.problem.count), _ONCE)
+    everywhere = Exact(exact.problem, state, np.arange(exact.problem.count), USUAL_STEPS)
     whole = everywhere(best.at, everywhere.tracked)
     report = dataclasses.replace(found.report, before=values.before, after=values.after, judges=len(judges))
     return None if whole is None else Finished(found.x, whole.y, report)
