@@ -29,8 +29,8 @@ from bilevax._util.trees import PyTree
 _SHARE = 0.5  # of the work of a run, at most
 _CHEAP = 2**31  # numbers read, up to which the work of the run does not matter
 _ENTRIES = 2**22  # of x, of which L-BFGS keeps some twenty copies
-_FEWEST = 25  # Newton steps of all blocks, which are worth a try
-_SEARCH = 600  # Newton steps of a search, about
+_SEARCH = 600  # Newton steps of a search that comes to its end, about
+_NEARLY, _FEWEST = 150, 25  # those that come near it, and those that are worth a try
 _SMALLEST = 64  # blocks of a sample
 _STEEP = 0.1  # ‖∇F‖, as a share of the largest one, above which x is no stationary point
 _AGREE = 0.1  # of the decrease, by which F may differ if the blocks are solved from elsewhere
@@ -132,7 +132,7 @@ def affordable_effort(problem: Problem, state: State, work: float) -> Effort | N
     # What a sample finds has to be judged on as many other blocks, and all blocks are solved once at the end.
     left = (newton_steps - USUAL_STEPS) * count
     size = min(count // 3, left // (_SEARCH + 2 * USUAL_STEPS))
-    if newton_steps < _SEARCH and size >= _SMALLEST and problem.risk is None:
+    if newton_steps < _NEARLY and size >= _SMALLEST and problem.risk is None:
         return Effort(size, left // size - 2 * USUAL_STEPS)
     return Effort(count, newton_steps) if newton_steps >= _FEWEST else None
 
