@@ -174,8 +174,9 @@ PARTS = {
         lambda: problem(lower_data=bx.PerBlock(ROW, [0, 2, ROWS])),
         ValueError, "lower_data", "offsets for 2 blocks", "expected 4",
     ),
-    "argmin of a number": (lambda: bx.argmin(1), TypeError, "a lower level needs a function", "got int"),
-    "mean of None": (lambda: bx.mean(None), TypeError, "a lower level needs a function", "got NoneType"),
+    "argmin of a number": (lambda: bx.argmin(1), TypeError, "bilevax.argmin needs a function", "got int"),
+    "mean of None": (lambda: bx.mean(None), TypeError, "bilevax.mean needs a function", "got NoneType"),
+    "saddle point of a number": (lambda: bx.saddle(3), TypeError, "saddle needs a function", "got int"),
     "slots without count": (
         lambda: bx.argmin(lower, slots=lambda b, r: 0),
         ValueError, "slots and count go together", "got slots without count",
@@ -686,7 +687,7 @@ RUNS = {
     ),
     "slots of floats": (
         given(problem=lambda: slotted(lambda block, batch: jnp.ones(3)), y0=jnp.zeros((10, 2))),
-        ValueError, "slots of lower level 'lower'", "one integer or a vector", "got",
+        ValueError, "slots of lower level 'lower'", "one integer or a vector", "got float32[3]",
     ),
     "slots of a matrix": (
         given(problem=lambda: slotted(lambda block, batch: jnp.ones((3, 2), int)), y0=jnp.zeros((10, 2))),

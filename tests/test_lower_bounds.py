@@ -207,6 +207,10 @@ def test_a_set_that_makes_no_sense_is_refused(given, error, words):
 WRONG = {
     "y0 must start in the set that project= gives, .* slot 2": ((0.0, 1.0), np.array([[0.5], [0.0], [-3.0]])),
     "the upper bound of project of the argmin level 'lower'": ((None, np.ones(3)), np.zeros((3, 2))),
+    r"'lower' must be a number or a tree like one block's y, with shapes \(2,\), got shapes {'w': \(2,\)}": (
+        ({"w": np.zeros(2)}, None),
+        np.zeros((3, 2)),
+    ),
     "project of the argmin level 'lower' must return what y is": (lambda y: y[0], np.zeros((3, 2))),
     "project of the argmin level 'lower' must be a projection": (lambda y: y / 2, np.zeros((3, 2))),
     "project of the argmin level 'lower': lower must not exceed upper, got lower = 0.0": (
@@ -245,6 +249,15 @@ def test_methods_that_need_bounds_refuse_other_sets_by_name(method):
         ValueError, match=f"{method.__name__} needs bounds .* level 'lower': use F2SA or F3SA"
     ):
         method().init(problem, jnp.ones(D_X), y0, key=jax.random.key(0))
+
+
+@pytest.mark.parametrize("method", [bx.MSVR, bx.SONG, bx.RSVRB])
+def test_methods_without_sets_name_those_that_take_the_set_at_hand(method):
+    """Where a set is no bounds, most methods that take bounds would refuse it, too."""
+    for project, others in ((ball, "F2SA or F3SA"), ((0.0, 1.0), "BlockNewton, MMBO or BSVRBv2")):
+        problem, y0 = problem_within(project, np.float32), jnp.zeros((M, D_Y))
+        with pytest.raises(ValueError, match=f"{method.__name__} .* argmin level 'lower': use {others}$"):
+            method().init(problem, jnp.ones(D_X), y0, key=jax.random.key(0))
 
 
 def test_rsvrb_refuses_bounds_by_name():

@@ -322,6 +322,16 @@ def test_the_diagnostics_use_the_same_keys_whatever_blocks_are_looked_at_togethe
         (lambda f, g: bx.Problem(f, g, 2, random=True), TypeError, "upper must take a key where random=True"),
         (lambda f, g: bx.Problem(g, f, 2), TypeError, "upper takes a key, but none is drawn"),
         (lambda f, g: bx.Problem(f, g, 2), TypeError, "lower level 'lower' takes a key, but none is drawn"),
+        (
+            lambda f, g: bx.Problem(lambda x, y, block, batch, dropout_rng: 0.0, f, 2),
+            TypeError,
+            r"upper takes a key, but none is drawn: .* got \(x, y, block, batch, dropout_rng\)",
+        ),
+        (
+            lambda f, g: bx.Problem(f, bx.mean(lambda x, block, batch, *, rng: x), 2),
+            TypeError,
+            "lower level 'lower' takes a key, but none is drawn",
+        ),
         (lambda f, g: bx.Problem(g, f, 2, random=True), TypeError, "lower level 'lower' must take a key"),
         (lambda f, g: bx.Problem(g, g, 2, random=1), TypeError, "random must be True or False, got 1"),
         (

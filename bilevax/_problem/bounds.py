@@ -49,9 +49,14 @@ class Bound:
         single = self.structure == jax.tree.structure(0.0)
         shapes = [np.shape(leaf) for leaf in self.leaves]
         expected = [leaf.shape for leaf in jax.tree.leaves(one)]
+        if not single and self.structure != jax.tree.structure(one):  # the shapes alone may be the same
+            wanted = jax.tree.map(lambda leaf: leaf.shape, one)
+            got = jax.tree.unflatten(self.structure, shapes)
+            raise ValueError(
+                f"{label} must be a number or a tree like {what}, with shapes {wanted}, got shapes {got}"
+            )
         shapes = shapes * len(expected) if single else shapes
-        fits = single or self.structure == jax.tree.structure(one)
-        if not (fits and all(_broadcasts(a, b) for a, b in zip(shapes, expected, strict=True))):
+        if not all(_broadcasts(a, b) for a, b in zip(shapes, expected, strict=True)):
             raise ValueError(
                 f"{label} must be a number or fit {what} of shapes {expected}, got shapes {shapes}"
             )

@@ -57,7 +57,7 @@ class Level(eqx.Module):
 
     def __check_init__(self) -> None:
         if not self.own and not callable(self.function):
-            raise TypeError(f"a lower level needs a function, got {type(self.function).__name__}")
+            raise TypeError(f"bilevax.{self.kind} needs a function, got {type(self.function).__name__}")
         if (self.slots is None) != (self.count is None):
             got = "count without slots" if self.slots is None else "slots without count"
             raise ValueError(

@@ -63,13 +63,18 @@ def check_key(name: str, function: Callable[..., Any], arguments: str, random: b
         raise TypeError(
             f"{name} must take a key where random=True: function({arguments}, key), got {signature}"
         )
-    key = signature.parameters.get("key")
-    by_name = key is not None and key.kind is key.KEYWORD_ONLY
-    if by_name or (_takes(signature, count + 1) and list(signature.parameters)[count] == "key"):
+    needed = [one for one in signature.parameters.values() if one.default is one.empty]
+    by_name = any(one.kind is one.KEYWORD_ONLY and _is_key(one.name) for one in needed)
+    if by_name or (_takes(signature, count + 1) and _is_key(list(signature.parameters)[count])):
         raise TypeError(
             f"{name} takes a key, but none is drawn: give Problem(…, random=True), or function({arguments}), "
             f"got {signature}"
         )
+
+
+def _is_key(name: str) -> bool:
+    """Whether people call a random key so: key, rng, dropout_key, …"""
+    return not {"key", "keys", "rng", "rngs", "prng"}.isdisjoint(name.lower().split("_"))
 
 
 def _takes(signature: inspect.Signature, count: int) -> bool:

@@ -180,7 +180,7 @@ def fits(name: str, value: Any, levels: list[str] | None) -> None:
         step = jax.ShapeDtypeStruct((), jnp.int32)
         out = traced(f"the schedule {name}", value, step=step)
         if not (hasattr(out, "shape") and out.shape == () and jnp.issubdtype(out.dtype, jnp.number)):
-            raise ValueError(f"the schedule {name} must return a scalar for a step, got {_shapes(out)}")
+            raise ValueError(f"the schedule {name} must return a scalar for a step, got {shapes(out)}")
     elif np.shape(value) != ():
         raise ValueError(f"{name} must be a scalar, got shape {np.shape(value)}")
 
@@ -197,7 +197,7 @@ def scalar_output(name: str, function: Callable[..., Any], **arguments: Any) -> 
     out = traced(name, function, **arguments)
     leaves = jax.tree.leaves(out)
     if len(leaves) != 1 or leaves[0].shape != ():
-        raise ValueError(f"{name} must return a scalar, got {_shapes(out)}")
+        raise ValueError(f"{name} must return a scalar, got {shapes(out)}")
     if not jnp.issubdtype(leaves[0].dtype, jnp.floating):
         raise TypeError(f"{name} must return a floating scalar, got dtype {leaves[0].dtype}")
 
@@ -207,7 +207,7 @@ def floating_output(name: str, function: Callable[..., Any], **arguments: Any) -
     out = traced(name, function, **arguments)
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(out)]
     if not dtypes or not all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes):
-        raise TypeError(f"{name} must return floating arrays, got {_shapes(out)}")
+        raise TypeError(f"{name} must return floating arrays, got {shapes(out)}")
     return out
 
 
@@ -222,7 +222,7 @@ def traced(name: str, function: Callable[..., Any], **arguments: Any) -> Any:
     try:
         return jax.eval_shape(function, *arguments.values())
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        given = ", ".join(f"{argument} = {_shapes(value)}" for argument, value in arguments.items())
+        given = ", ".join(f"{argument} = {shapes(value)}" for argument, value in arguments.items())
         if isinstance(error, KeyError):
             message = f"{name} asked for the key {error}, which it was not given: it is called with {given}"
             raise ValueError(message) from error
@@ -241,7 +241,9 @@ def kind_of(value: Any) -> str:
     return "an array" if hasattr(value, "shape") else type(value).__name__
 
 
-def _shapes(tree: PyTree) -> str:
+def shapes(tree: PyTree) -> str:
+    """Dtypes and shapes of a tree of arrays."""
+
     def shape(leaf: Any) -> str:
         return f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "dtype") else type(leaf).__name__
 

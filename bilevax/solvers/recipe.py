@@ -44,7 +44,7 @@ from bilevax._util.per_entry import PerEntry
 from bilevax._util.trees import PyTree, norm, root_mean_square
 from bilevax.solvers.base import AbstractSolver, renewed_if_due
 from bilevax.solvers.start import start_state
-from bilevax.solvers.start_checks import touched_slots
+from bilevax.solvers.start_checks import takers_of, touched_slots
 from bilevax.solvers.upper import UpperStep, row_pace, upper_move
 
 MOST_GAMMA = 10.0  # γ left out: (m−I)/(I(1−α)) of hundreds multiplies noise
@@ -292,10 +292,13 @@ class Recipe(AbstractSolver):
         for name, level in problem.levels.items():
             tracker = self.tracker(level)
             if tracker is None:
-                others = "BlockNewton, MMBO" if level.sign == 0 else "BSVRBv1"
+                if level.domain is not None:
+                    others = takers_of(level.domain)
+                else:
+                    others = "BlockNewton, MMBO or BSVRBv2" if level.sign == 0 else "BSVRBv1 or BSVRBv2"
                 raise ValueError(
                     f"{type(self).__name__} takes {self._kinds()} lower levels only, got the {level.kind} "
-                    f"level {name!r}: use {others} or BSVRBv2"
+                    f"level {name!r}: use {others}"
                 )
             if level.has_hessian and level.sign != 1 and not tracker.indefinite:
                 raise ValueError(
@@ -312,11 +315,11 @@ class Recipe(AbstractSolver):
             return
         method, given = type(self).__name__, f"project= of the {level.kind} level {name!r}"
         if tracker.sets == "none" or (self.corrected and not self.lazy):
-            raise ValueError(f"{method} does not take {given}: use BlockNewton, MMBO or BSVRBv2")
+            raise ValueError(f"{method} does not take {given}: use {takers_of(level.domain)}")
         if not level.domain.entrywise:
             raise ValueError(
                 f"{method} needs bounds (lower, upper), which hold single entries of y, got a projection for "
-                f"{given}: use F2SA or F3SA"
+                f"{given}: use {takers_of(level.domain)}"
             )
 
     def _kinds(self) -> str:

@@ -32,7 +32,7 @@ from bilevax._util.memory import available_bytes
 from bilevax._util.per_entry import PerEntry
 from bilevax._util.trees import PyTree, combine, norm, result_dtype, spread, zeros_like
 from bilevax.solvers.base import AbstractSolver
-from bilevax.solvers.start_checks import checked_start
+from bilevax.solvers.start_checks import checked_start, takers_of
 from bilevax.solvers.upper import UpperStep, upper_move, upper_start
 
 
@@ -314,7 +314,7 @@ def _only_level(problem: Problem) -> str:
         raise ValueError(f"RSVRB takes one argmin lower level with a slot per block, got {kinds}")
     if level.domain is not None:
         raise ValueError(
-            f"RSVRB does not take project= of the argmin level {names[0]!r}: use BlockNewton, MMBO or BSVRBv2"
+            f"RSVRB does not take project= of the argmin level {names[0]!r}: use {takers_of(level.domain)}"
         )
     return names[0]
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bilevax._problem.bounds import Box, Set
 from bilevax._problem.finite import check_start
 from bilevax._problem.levels import Level
 from bilevax._problem.lookups import check_tables
@@ -37,6 +38,11 @@ def check_same_rows(method: str, problem: Problem) -> None:
         )
     if is_streamed(problem):
         raise ValueError(f"{method} returns to all rows, and Streamed rows cannot all be read: use BSVRBv2")
+
+
+def takers_of(domain: Box | Set) -> str:
+    """The methods to use for a lower solution that stays in such a set, in the words of messages."""
+    return "BlockNewton, MMBO or BSVRBv2" if domain.entrywise else "F2SA or F3SA"
 
 
 def checked_start(
@@ -209,6 +215,7 @@ def _slot_shape(level: Level, block: PyTree, rows: PyTree, name: str) -> tuple[i
     out = checks.traced(f"slots of lower level {name!r}", level.slots, block=block, batch=rows)
     if not (hasattr(out, "dtype") and jnp.issubdtype(out.dtype, jnp.integer) and len(out.shape) <= 1):
         raise ValueError(
-            f"slots of lower level {name!r} must return one integer or a vector of them, got {out}"
+            f"slots of lower level {name!r} must return one integer or a vector of them, got "
+            f"{checks.shapes(out)}"
         )
     return out.shape
