@@ -284,6 +284,19 @@ def test_a_run_with_keys_minimises_the_mean_over_keys():
     assert result.verification is None
 
 
+def test_newton_steps_average_the_noise_of_keys_where_a_step_sees_all_rows():
+    """The mean of g is (y − 2)² + y² exp(2x): y(x) is 2/(1 + exp(2x)), and the best x is 0."""
+
+    def lower(x, y, block, batch, key):
+        return jnp.mean((y * (1 + jnp.exp(x) * jax.random.normal(key, (4,))) - 2) ** 2)
+
+    problem = bx.Problem(lambda x, y, block, batch, key: jnp.sum((y - 1) ** 2), lower, 20, random=True)
+    x0, y0 = jnp.full(1, -1.0), jnp.zeros((20, 1))
+    result = bx.minimize(problem, x0, y0, bx.BlockNewton(), steps=2000, progress=None)
+    assert "visits" in str(result.settings)
+    assert abs(float(result.x[0])) < 0.03
+
+
 @pytest.mark.parametrize("ragged", [False, True])
 def test_the_diagnostics_average_over_keys_of_blocks_and_ragged_rows(ragged):
     def upper(x, y, block, batch, key):

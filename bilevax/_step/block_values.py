@@ -60,7 +60,8 @@ class BlockValues(eqx.Module):
         """
         old = gather(self.values, sample.blocks)
         fresh = [one.astype(old.dtype) for one in seen]
-        noisy = sampler.batch_size is not None and sample.upper.rows is not None
+        upper = sample.upper
+        noisy = (sampler.batch_size is not None and upper.rows is not None) or upper.random is not None
         alpha = _weight(risk.alpha, noisy, step, sampler) * 0.5**stage  # a restart halves it
         new = _tracked(old, fresh, alpha, sampler)
         objective = risk.estimate(self.shared) + jnp.mean(weights * (fresh[0] - old))

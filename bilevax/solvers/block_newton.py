@@ -57,7 +57,7 @@ class BlockNewton(Recipe):
       upper_step: η: a float, a schedule of the step number, or an optax transformation of z; left out,
         `automatic_step()`.
       alpha: c, the weight of a new batch in (0, 1]; left out, min(0.3, 3/√visits), or 0.4 if a
-        step sees all rows.
+        step sees all rows, and no function draws random numbers.
       beta: β in (0, 1].
 
     `alpha` may be a dict by lower level.
@@ -94,5 +94,5 @@ class BlockNewton(Recipe):
 
 def _left_out(problem: Problem, sampler: Sampler, name: str, touched: int) -> float | FallingWeight:
     """The weight of a new batch if none is given: it falls, to average the noise of the batches out."""
-    noisy = sampler.batch_size is not None
+    noisy = sampler.batch_size is not None or problem.random
     return FallingWeight(sampler.chance(problem, name, touched)) if noisy else _EXACT
