@@ -292,7 +292,7 @@ def test_newton_steps_average_the_noise_of_keys_where_a_step_sees_all_rows():
 
     problem = bx.Problem(lambda x, y, block, batch, key: jnp.sum((y - 1) ** 2), lower, 20, random=True)
     x0, y0 = jnp.full(1, -1.0), jnp.zeros((20, 1))
-    result = bx.minimize(problem, x0, y0, bx.BlockNewton(), steps=2000, progress=None)
+    result = bx.minimize(problem, x0, y0, solver=bx.BlockNewton(), steps=2000, progress=None)
     assert "visits" in str(result.settings)
     assert abs(float(result.x[0])) < 0.03
 
