@@ -214,6 +214,20 @@ def test_what_a_sample_finds_is_near_the_minimum_for_all_blocks():
     np.testing.assert_allclose(found.y, case.lower_solution(found.x), rtol=1e-3, atol=1e-4)
 
 
+def test_a_search_on_a_sample_that_was_cut_says_so():
+    case = logistic_blocks(m=300, d_x=6, d_y=6, rows=30, conditioning=100.0)
+    state = run(case, steps=20).state
+    x0 = case.x0 + 3
+    found = finish(case.problem, state, x0, Effort(100, 35))
+    assert found is not None
+    assert found.report.was_cut
+    assert "steps=2000 instead of 500" in found.report.doubt(500)
+    for nearly in (60, 5000):
+        found = finish(case.problem, state, x0, Effort(100, nearly))
+        assert found is not None
+        assert not found.report.doubt(500)
+
+
 def test_what_other_blocks_do_not_confirm_is_not_taken():
     count = 192
     truth = jnp.asarray(np.random.default_rng(0).normal(size=count), jnp.float32)

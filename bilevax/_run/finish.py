@@ -33,6 +33,7 @@ _SEARCH = 600  # Newton steps of a search that comes to its end, about
 _NEARLY, _FEWEST = 150, 25  # those that come near it, and those that are worth a try
 _SMALLEST = 64  # blocks of a sample
 _STEEP = 0.1  # ‖∇F‖, as a share of the largest one, above which x is no stationary point
+_FLAT = 0.003  # the same, below which little is left of F where a search on a sample is cut
 _AGREE = 0.1  # of the decrease, by which F may differ if the blocks are solved from elsewhere
 _BEYOND, _ENDLESS = 10.0, 0.03  # times as far from x0: if F is lower there by such a share of its decrease
 
@@ -80,6 +81,12 @@ class Finish:
             return (
                 f"F falls on {_BEYOND:.0f} times as far from x0 as exact steps have gone: it seems to have "
                 "no minimum. Bound x (bx.bounded), or add a regulariser to f, such as 1e-3 ‖x‖²"
+            )
+        if self.was_cut and self.judges and self.slope > _FLAT and not self.falling:
+            return (
+                "x may still be on its way: the search on a sample of the blocks was cut while it still "
+                f"found less: try steps={4 * steps} instead of {steps}, or standardise the data: units that "
+                "differ by orders of magnitude make it long"
             )
         if not self.falling and not (self.was_cut and self.is_steep):
             return ""
