@@ -125,7 +125,7 @@ def test_bounds_that_make_no_sense_are_refused():
         bx.mean(exponential, lower=1.0, upper=0.0)
     with pytest.raises(ValueError, match="lower must be a number"):
         bx.mean(exponential, lower=jnp.nan)
-    with pytest.raises(ValueError, match="upper of the mean level 'lower' must be a number or fit"):
+    with pytest.raises(ValueError, match="upper of the mean level 'lower' must be a number or a tree like"):
         run(bx.mean(exponential, upper=[1.0, 2.0]), log)
-    with pytest.raises(ValueError, match="lower of the mean level 'lower' must be a number or fit"):
+    with pytest.raises(ValueError, match="lower of the mean level 'lower' must be a number or a tree like"):
         run(bx.mean(exponential, lower={"a": 1.0}), log)
