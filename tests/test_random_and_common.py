@@ -297,6 +297,19 @@ def test_newton_steps_average_the_noise_of_keys_where_a_step_sees_all_rows():
     assert abs(float(result.x[0])) < 0.03
 
 
+def test_the_values_of_blocks_under_a_risk_average_the_noise_of_keys():
+    problem = bx.Problem(
+        lambda x, y, block, batch, key: jnp.sum((y - x) ** 2) + jax.random.normal(key),
+        lambda x, y, block, batch, key: jnp.sum((y - x) ** 2),
+        50,
+        random=True,
+        risk=bx.cvar(0.5),
+    )
+    solver = bx.MMBO(upper_step=0.0, lower_step=0.1)
+    result = bx.minimize(problem, jnp.zeros(1), jnp.zeros((50, 1)), solver=solver, steps=400, progress=None)
+    assert float(jnp.std(result.state.blocks.values)) < 0.6  # of one draw it is one
+
+
 @pytest.mark.parametrize("ragged", [False, True])
 def test_the_diagnostics_average_over_keys_of_blocks_and_ragged_rows(ragged):
     def upper(x, y, block, batch, key):
