@@ -43,7 +43,8 @@ _ROUNDING = 1e-5  # of the size of an error after many steps
 _SAFE = 2 / 3  # τ L
 _BLOCKS = 64
 _PROBES, _ROUNDS, _PASSES = 8, 3, 20
-_RENEWAL = 32  # steps between two looks at the curvature
+_RENEWAL = 32  # steps between two looks at the curvature, at first
+_LOOKS = 64  # later: at least so many in as many steps as all before
 _RENEWAL_PROBES, _RENEWAL_PASSES = 2, 4
 _RISE, _FALL = 0.2, 0.05  # the weight of a look in D
 _FORGOTTEN = 0.9  # the factor by which L falls at most, from look to look
@@ -92,15 +93,15 @@ class Smoothness(eqx.Module):
     def after(self, step: Array, objective: Array) -> Smoothness:
         """After step t, which saw this f: says whether another look is due.
 
-        It is every few steps. If steps have become too long for the curvature, y runs away, and f with it:
-        then it is immediately.
+        It is every few steps, and less often in long runs, in which x moves less and less. If steps have become
+        too long for the curvature, y runs away, and f with it: then it is immediately.
         """
         if not self.renewed:
             return self
         size = jnp.abs(objective).astype(self.recent.dtype)
         growing = (size > _GROWN * self.recent) & (self.recent > 0)
         recent = self.recent + _RECENT * (size - self.recent)
-        due = self.due | growing | ((step + 1) % _RENEWAL == 0)
+        due = self.due | growing | _is_time(step + 1)
         return dataclasses.replace(self, recent=recent, due=due)
 
     @property
@@ -108,6 +109,12 @@ class Smoothness(eqx.Module):
         """L max D, which no curvature of g in y exceeds."""
         least = [leaf.min() for leaf in jax.tree.leaves(self.scales)]
         return self.value / functools.reduce(numpy_of(self.value).minimum, least)
+
+
+def _is_time(step: Array) -> Array:
+    """Whether to look before step t: every 32 steps, and every 64 after 4096 steps, every 128 after 8192, …"""
+    doubled = jnp.maximum(31 - jax.lax.clz(step // (_RENEWAL * _LOOKS)), 0)
+    return step & ((_RENEWAL << doubled) - 1) == 0
 
 
 def estimate_smoothness(
