@@ -40,6 +40,7 @@ class Level(eqx.Module):
       function: g or c.
       slots: which slots a batch touches; None if block i has slot i.
       count: how many slots there are; None for one per block.
+      distinct: whether no two visits of a step touch the same slot, where the level has slots of its own.
       reads: the levels whose variables the function reads. It then takes a dict of them for y, with its own
         variable under its own name.
     """
@@ -53,6 +54,7 @@ class Level(eqx.Module):
     function: Callable[..., Any] = eqx.field(static=True)
     slots: Callable[[PyTree, PyTree], Array] | None = eqx.field(static=True, default=None)
     count: int | None = eqx.field(static=True, default=None)
+    distinct: bool = eqx.field(static=True, default=False, kw_only=True)
     reads: tuple[str, ...] = eqx.field(static=True, default=(), kw_only=True)
 
     def __check_init__(self) -> None:
@@ -67,6 +69,13 @@ class Level(eqx.Module):
             raise TypeError(f"slots must be a function of (block, batch), got {type(self.slots).__name__}")
         if self.count is not None:
             checks.whole_number("count", self.count, 1)
+        if self.distinct and self.slots is None:
+            raise ValueError("distinct says something of slots, got distinct=True without slots")
+
+    @property
+    def may_meet(self) -> bool:
+        """Whether two visits of a step may touch the same slot."""
+        return self.slots is not None and not self.distinct
 
     @property
     def is_value(self) -> bool:
@@ -260,6 +269,7 @@ def argmin(
     *,
     slots: Callable[[PyTree, PyTree], Array] | None = None,
     count: int | None = None,
+    distinct: bool = False,
     around: Callable[[PyTree], PyTree] | Literal[False] | None = None,
     project: Any = None,
     reads: str | tuple[str, ...] = (),
@@ -268,10 +278,12 @@ def argmin(
 
     Args:
       function: g(x, y, block, batch), a scalar: the mean over the rows of the batch.
-      slots: optional slots(block, batch), the integer slots that a block's batch touches. The data source
-        must not draw the same slot twice in one step: one of the two visits would be lost. Left out,
-        block i has slot i.
+      slots: optional slots(block, batch), the integer slots that a block's batch touches. Left out, block i
+        has slot i. If several blocks touch a slot, its y minimises the mean of their g. (Under a risk over
+        the blocks, each slot must belong to one block.)
       count: the number of slots, given together with `slots`.
+      distinct: whether no two visits of one step ever touch the same slot. That saves to look for them, by a
+        sort of all slots of a step; if it is not so, one of both visits is lost.
       around: optional a(x), of the shape of one block's y, for a y that stays near it: a prior, or the
         weights that tasks adapt. The solver then stores the offsets y_i − a(x), so that all y_i follow x at
         once. f, g, y0, `result.y`, `state.y` and the diagnostics still speak of y itself. Left out,
@@ -306,7 +318,7 @@ def argmin(
             "around and project do not go together: what is stored are offsets, and the set is one of y "
             "itself, got both"
         )
-    return Argmin(function, slots, count, around, within, reads=as_names(reads))
+    return Argmin(function, slots, count, around, within, distinct=distinct, reads=as_names(reads))
 
 
 def mean(
@@ -314,6 +326,7 @@ def mean(
     *,
     slots: Callable[[PyTree, PyTree], Array] | None = None,
     count: int | None = None,
+    distinct: bool = False,
     lower: PyTree = None,
     upper: PyTree = None,
     reads: str | tuple[str, ...] = (),
@@ -327,6 +340,7 @@ def mean(
       function: c(x, block, batch), any pytree: the mean over the rows of the batch.
       slots: as in `argmin`; the value then has the touched slots as its leading axis.
       count: the number of slots, given together with `slots`.
+      distinct: as in `argmin`.
       lower: the least value of the tracked mean, a number or a tree of arrays like y, if f needs one: the
         mean is projected onto it after each refresh. A log needs a positive one, as f must be finite there.
       upper: the largest value, likewise.
@@ -346,4 +360,4 @@ def mean(
       >>> level = bx.mean(lambda x, block, batch: jnp.mean(jnp.tanh(batch @ x) ** 2), lower=1e-6, upper=1.0)
     """
     bounds = as_bound("lower", lower), as_bound("upper", upper)
-    return Mean(function, slots, count, *bounds, reads=as_names(reads))
+    return Mean(function, slots, count, *bounds, distinct=distinct, reads=as_names(reads))

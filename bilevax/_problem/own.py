@@ -70,6 +70,7 @@ def minimum(
     *,
     slots: Callable[[PyTree, PyTree], Array] | None = None,
     count: int | None = None,
+    distinct: bool = False,
     project: Any = None,
 ) -> Minimum:
     r"""Variables of a block's own that minimise f itself, :math:`\min_y f_i(x, y)`.
@@ -80,6 +81,7 @@ def minimum(
     Args:
       slots: as in `argmin`.
       count: the number of slots, given together with `slots`.
+      distinct: as in `argmin`.
       project: where y must stay: bounds (lower, upper), each a number, a tree of arrays like one block's y or
         None; or a function that projects one block's y onto a convex set. Methods whose blocks all move
         project a block when it is next visited, after the sum of its steps.
@@ -97,13 +99,14 @@ def minimum(
       ...     upper_data=bx.PerBlock(rows.reshape(-1), [0, 5, 10, 15, 20]),
       ... )
     """
-    return Minimum(None, slots, count, as_set("project", project))
+    return Minimum(None, slots, count, as_set("project", project), distinct=distinct)
 
 
 def maximum(
     *,
     slots: Callable[[PyTree, PyTree], Array] | None = None,
     count: int | None = None,
+    distinct: bool = False,
     project: Any = None,
 ) -> Maximum:
     r"""Variables of a block's own that maximise f itself, :math:`\max_y f_i(x, y)`: the max part of MMBO.
@@ -113,6 +116,7 @@ def maximum(
     Args:
       slots: as in `argmin`.
       count: the number of slots, given together with `slots`.
+      distinct: as in `argmin`.
       project: where y must stay, as in `minimum`.
 
     Returns:
@@ -129,4 +133,4 @@ def maximum(
       ...     blocks=jnp.ones((4, 2)),
       ... )
     """
-    return Maximum(None, slots, count, as_set("project", project))
+    return Maximum(None, slots, count, as_set("project", project), distinct=distinct)

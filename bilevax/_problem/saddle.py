@@ -47,6 +47,7 @@ def saddle(
     *,
     slots: Callable[[PyTree, PyTree], Array] | None = None,
     count: int | None = None,
+    distinct: bool = False,
     reads: str | tuple[str, ...] = (),
 ) -> Saddle:
     r"""A lower level defined by a min-max problem, :math:`\min_p \max_q g_i(x, (p, q))`.
@@ -58,6 +59,7 @@ def saddle(
       function: g(x, y, block, batch), a scalar, of the pair y = (p, q): the mean over the rows of the batch.
       slots: as in `argmin`.
       count: the number of slots, given together with `slots`.
+      distinct: as in `argmin`.
       reads: as in `argmin`; the y of g is then a dict.
 
     Returns:
@@ -74,4 +76,4 @@ def saddle(
       ...     blocks=jnp.ones((4, 2)),
       ... )
     """
-    return Saddle(function, slots, count, False, reads=as_names(reads))
+    return Saddle(function, slots, count, False, distinct=distinct, reads=as_names(reads))

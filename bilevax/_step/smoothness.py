@@ -93,8 +93,8 @@ class Smoothness(eqx.Module):
     def after(self, step: Array, objective: Array) -> Smoothness:
         """After step t, which saw this f: says whether another look is due.
 
-        It is every few steps, and less often in long runs, in which x moves less and less. If steps have become
-        too long for the curvature, y runs away, and f with it: then it is immediately.
+        It is every few steps, and less often in long runs, in which x moves less and less. If steps have
+        become too long for the curvature, y runs away, and f with it: then it is immediately.
         """
         if not self.renewed:
             return self
@@ -112,7 +112,7 @@ class Smoothness(eqx.Module):
 
 
 def _is_time(step: Array) -> Array:
-    """Whether to look before step t: every 32 steps, and every 64 after 4096 steps, every 128 after 8192, …"""
+    """Whether to look before step t: every 32 steps, every 64 after 4096, every 128 after 8192, …"""
     doubled = jnp.maximum(31 - jax.lax.clz(step // (_RENEWAL * _LOOKS)), 0)
     return step & ((_RENEWAL << doubled) - 1) == 0
 

@@ -18,6 +18,7 @@ from bilevax.solvers.block_newton import BlockNewton
 from bilevax.solvers.bsvrb_v2 import BSVRBv2
 from bilevax.solvers.f2sa import F2SA
 from bilevax.solvers.mmbo import MMBO
+from bilevax.solvers.start_checks import touched_slots
 
 _NARROW = 64  # lower variables of a block, up to which a step can always afford to factorise Hessians
 _MOST_WORK = 2**28  # products in a step, up to which it can afford that for more variables
@@ -30,18 +31,24 @@ def chosen_solver(
     """The solver that was given; else BlockNewton for small lower problems and MMBO for large ones.
 
     Only penalty methods follow a lower solution in a set that is not made of bounds: there it is F2SA. Where
-    blocks share slots, a visit sees a part of what a slot's variable depends on, however many rows it has:
-    there it is BSVRBv2, which averages.
+    blocks share slots, because they touch more than there are, a visit sees a part of what a slot's variable
+    depends on, however many rows it has: there it is BSVRBv2, which averages.
     """
     if solver is None:
         if any(_on_set(level) for level in problem.levels.values()):
             return F2SA()
-        if any(problem.slots_of(name) < problem.count for name in problem.levels):
+        if any(_shared(name, problem, sampler) for name in problem.levels):
             return BSVRBv2()
         small = all(_small(*level, y0, problem, sampler) for level in problem.levels.items())
         return BlockNewton() if small else MMBO()
     checks.solver(solver, AbstractSolver)
     return solver
+
+
+def _shared(name: str, problem: Problem, sampler: Sampler) -> bool:
+    """Whether all blocks together touch more slots than there are."""
+    by_block = touched_slots(problem, sampler, name) // sampler.per_step
+    return problem.count * by_block > problem.slots_of(name)
 
 
 def _on_set(level: Level) -> bool:

@@ -24,7 +24,7 @@ from bilevax._problem.view import BlockView
 from bilevax._step.clocks import Clocks
 from bilevax._step.coefficients import FIRST_STEP, Coefficient, evaluate, evaluate_all, first
 from bilevax._step.estimators import moving_average, msvr_gamma, storm
-from bilevax._step.lagrangian import Point, gradients, lagrangian, upper_gradients
+from bilevax._step.lagrangian import Gradients, Point, gradients, lagrangian, upper_gradients
 from bilevax._step.linear_algebra import run_if
 from bilevax._step.lower_transformation import (
     refuse_transformation,
@@ -33,6 +33,7 @@ from bilevax._step.lower_transformation import (
 )
 from bilevax._step.oracles import Oracles, count_pass, count_steps
 from bilevax._step.ordering import after
+from bilevax._step.shared_slots import averaged_over_visits
 from bilevax._step.slots import Moving
 from bilevax._step.smoothness import Smoothness, renew_smoothness, unscaled
 from bilevax._step.state import Info, State
@@ -383,6 +384,7 @@ class Recipe(AbstractSolver):
                     lambda at: upper_gradients(problem, at[0], sample, at[1]),
                     list(zip(points, known, strict=True)),
                 )
+                by_y = [averaged_over_visits(problem, sample, one) for one in by_y]
             found = {n: trackers[n].directions(visits[n], [one.get(n) for one in by_y]) for n in layer}
             v = [one | {n: vs[place] for n, vs in found.items()} for place, one in enumerate(v)]
         v = [{n: one[n] for n in trackers} for one in v]
@@ -392,7 +394,12 @@ class Recipe(AbstractSolver):
             lambda at: gradients(problem, at[0], at[1], sample, at[2], scalar),
             list(zip(points, v, signs, strict=True)),
         )
-        return Look(problem, sample, points, v, seen)
+
+        def averaged(one: Gradients) -> Gradients:
+            y, v = (averaged_over_visits(problem, sample, part) for part in (one.y, one.v))
+            return dataclasses.replace(one, y=y, v=v)
+
+        return Look(problem, sample, points, v, [averaged(one) for one in seen])
 
     def scalar(
         self, view: BlockView, y: dict[str, PyTree], v: dict[str, PyTree], rates: dict[str, Rates]

@@ -162,7 +162,7 @@ def make_problem(
     checked_model(model)
     objective = SmoothedNDCG() if objective is None else objective
     levels: dict[str, Any] = {
-        "rank": bx.mean(Rank(ratings.item_count), slots=pair_slots, count=ratings.pairs + 1)
+        "rank": bx.mean(Rank(ratings.item_count), slots=pair_slots, count=ratings.pairs + 1, distinct=True)
     }
     if objective.cutoff is not None:
         levels["threshold"] = bx.argmin(Threshold(ratings.item_count))
