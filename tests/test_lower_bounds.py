@@ -221,12 +221,15 @@ WRONG = {
 
 
 @pytest.mark.parametrize("words", WRONG)
-def test_a_start_that_does_not_fit_is_refused(words):
+def test_a_start_that_does_not_fit_is_refused_before_a_step_is_compiled(words, monkeypatch):
+    begun = []
+    monkeypatch.setattr("bilevax._run.minimize.prepare", lambda *given: begun.append(given))
     project, y0 = WRONG[words]
     level = bx.argmin(lambda x, y, *rest: g(x, sum(jax.tree.leaves(y)), *rest), project=project)
     problem = bx.Problem(lambda x, y, block, batch: jnp.sum(jax.tree.leaves(y)[0]), level, 3)
     with pytest.raises(ValueError, match=words):
         bx.minimize(problem, jnp.ones(()), jax.tree.map(jnp.asarray, y0), steps=1, progress=None)
+    assert not begun
 
 
 ALL = (
