@@ -24,32 +24,42 @@ METHODS = {
 }
 
 
+def nest(y):
+    """Variables as a tree: whoever takes a level takes trees."""
+    return {"own": [(), y]}
+
+
+def flat(y):
+    return y["own"][1]
+
+
 def g(x, y, block, batch):
     """Strongly convex in y."""
-    gap = y - block["B"] @ x
-    return 0.5 * gap @ gap + 0.25 * jnp.mean((batch @ y) ** 2 - batch @ y)
+    own = flat(y)
+    gap = own - block["B"] @ x
+    return 0.5 * gap @ gap + 0.25 * jnp.mean((batch @ own) ** 2 - batch @ own)
 
 
 def c(x, block, batch):
-    return jnp.mean(jnp.tanh(batch + block["B"] @ x), 0)
+    return nest(jnp.mean(jnp.tanh(batch + block["B"] @ x), 0))
 
 
 def game(x, y, block, batch):
-    return g(x, y[0], block, batch) + y[0] @ y[1] - g(x, y[1], block, batch)
+    return g(x, y[0], block, batch) + flat(y[0]) @ flat(y[1]) - g(x, y[1], block, batch)
 
 
 def reading(name, other):
     """g whose own variable is pulled to what it reads."""
 
     def function(x, y, block, batch):
-        return g(x, y[name], block, batch) - 0.3 * jnp.tanh(y[other]) @ y[name]
+        return g(x, y[name], block, batch) - 0.3 * jnp.tanh(flat(y[other])) @ flat(y[name])
 
     return function
 
 
 def mean_reading(other):
     def function(x, y, block, batch):
-        return jnp.mean(jnp.tanh(batch * y[other]), 0)
+        return nest(jnp.mean(jnp.tanh(batch * flat(y[other])), 0))
 
     return function
 
@@ -58,7 +68,7 @@ def f(x, y, block, batch):
     """Convex in what minimises it (p), concave in what maximises it (q), curved in all others."""
     total = 0.5 * x @ x
     for name, value in y.items():
-        for one in jax.tree.leaves(value):
+        for one in map(flat, value if isinstance(value, tuple) else (value,)):
             if name == "q":
                 total += one @ (0.3 * x[:D_Y] + jnp.mean(batch, 0)) - one @ one
             else:
@@ -71,7 +81,8 @@ def keyed(function):
 
     def wrapped(x, *given):
         *rest, key = given
-        return function(x, *rest) + 0.1 * jax.random.normal(key, x.shape) @ x
+        noise = 0.1 * jax.random.normal(key, x.shape, x.dtype) @ x
+        return jax.tree.map(lambda value: value + noise, function(x, *rest))
 
     return wrapped
 
@@ -106,7 +117,7 @@ def keyed_level(level):
 
 
 def start(level):
-    zeros = jnp.zeros((M, D_Y), jnp.float32)
+    zeros = nest(jnp.zeros((M, D_Y), jnp.float32))
     return (zeros, zeros) if level.kind == "saddle" else zeros
 
 
@@ -126,7 +137,7 @@ def fetched(step, blocks, size):
 
 
 def clip(y):
-    return jnp.clip(y, -0.2, 0.2)
+    return jax.tree.map(lambda leaf: jnp.clip(leaf, -0.2, 0.2), y)
 
 
 # What a problem has, by name: a function of a method's name.
@@ -157,15 +168,11 @@ def solver_of(method, kind=None):
 
 @functools.cache
 def refusal(method, kind):
-    """Why a method does not take a kind; None if it does. Nothing is computed."""
+    """Why a method does not take a kind; None if it does. Nothing is computed, not even shapes."""
     try:
-        solver = solver_of(method, kind)
-        problem, x0, y0 = KINDS[kind](method)
-        if kind == "streamed rows":  # which only a run can read
-            solver.check(problem, bx.Sampling(PER_STEP, BATCH).sampler(problem, jax.random.key(0)))
-            return None
-        plan = bx.Sampling(PER_STEP, BATCH)
-        jax.eval_shape(lambda: solver.init(problem, x0, y0, key=jax.random.key(0), sampling=plan))
+        problem, _, _ = KINDS[kind](method)
+        plan = bx.Sampling(PER_STEP, BATCH).sampler(problem, jax.random.key(0))
+        solver_of(method, kind).check(problem, plan)
     except (TypeError, ValueError) as error:
         return str(error)
     return None
@@ -178,13 +185,15 @@ def takes(method, kind):
 def every_kind(method):
     """A problem with all levels that a method takes, under a risk and with keys if it takes them.
 
+    Sets and bounds are there, and an optax transformation for one of the levels.
+
     Returns:
       The problem, x0, y0, and the solver.
     """
     levels = {}
+    bounds = (-0.2, 0.2) if takes(method, "argmin, bounds") else None
     if takes(method, "argmin"):
-        bounds = (-0.2, 0.2) if takes(method, "argmin, bounds") else None
-        levels["a"] = bx.argmin(g, project=bounds)
+        levels["a"] = bx.argmin(g, project=clip if takes(method, "argmin, set") else bounds)
     if takes(method, "saddle"):
         levels["s"] = bx.saddle(game)
     if takes(method, "mean"):
@@ -194,11 +203,12 @@ def every_kind(method):
         if takes(method, "mean") and method != "BlockSAGA":
             levels["n"] = bx.mean(mean_reading(other), reads=other)
         else:
-            levels["n"] = bx.argmin(reading("n", other), reads=other)
+            levels["n"] = bx.argmin(reading("n", other), reads=other, project=bounds)
     if takes(method, "minimum"):
         levels["p"] = bx.minimum(project=(-0.1, None))
     if takes(method, "maximum"):
         levels["q"] = bx.maximum(project=(None, 0.1))
     risk = bx.cvar(0.3) if takes(method, "risk") else None
     problem, x0, y0 = build(levels, random=takes(method, "keys"), risk=risk)
-    return problem, x0, y0, METHODS[method](0.01)
+    given = {"lower_step": {"p": optax.adam(0.05)}} if takes(method, "optax below") else {}
+    return problem, x0, y0, METHODS[method](0.01, **given)

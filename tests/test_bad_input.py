@@ -1,7 +1,9 @@
 """Bad input is refused before anything is compiled: the argument, what was got, what was expected."""
 
+import dataclasses
 import re
 
+import every_kind
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -1032,6 +1034,32 @@ def test_a_sweep_counts_its_steps_in_32_bits_too():
 def test_minimize_refuses_what_is_no_solver(solver):
     with pytest.raises(TypeError, match=r"solver must be a bilevax solver .*, got (str|float|the class)"):
         bx.minimize(problem(), X, Y, solver=solver, steps=1, key=jax.random.key(0))
+
+
+OPTIONS = {
+    name: {field.name for field in dataclasses.fields(method)} for name, method in every_kind.METHODS.items()
+}
+
+
+@pytest.mark.parametrize("method", OPTIONS)
+def test_an_option_of_other_methods_is_refused_with_the_names_of_those_that_have_it(method):
+    for option in {"no_such_option"}.union(*OPTIONS.values()) - OPTIONS[method]:
+        having = [name for name in sorted(OPTIONS) if option in OPTIONS[name]]
+        with pytest.raises(TypeError) as raised:
+            every_kind.METHODS[method](**{option: 0.1})
+        first, *others = str(raised.value).split("; ")
+        assert first.startswith(f"{method} has no option {option!r}: it takes upper_step, ")
+        assert others == ([f"{option} is an option of {', '.join(having)}"] if having else [])
+
+
+def test_a_solver_of_a_users_own_may_take_any_options():
+    class Own(bx.MMBO):
+        def __init__(self, **options):
+            super().__init__(upper_step=options["speed"])
+
+    assert Own(speed=0.1).upper_step == 0.1
+    with pytest.raises(TypeError, match="Restart has no option 'floor': it takes solver, first, stages"):
+        bx.Restart(bx.MMBO(), first=1, stages=1, floor=0.1)
 
 
 def test_a_bad_row_behind_an_allowed_mark_is_named():

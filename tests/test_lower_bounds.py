@@ -221,12 +221,15 @@ WRONG = {
 
 
 @pytest.mark.parametrize("words", WRONG)
-def test_a_start_that_does_not_fit_is_refused(words):
+def test_a_start_that_does_not_fit_is_refused_before_a_step_is_compiled(words, monkeypatch):
+    begun = []
+    monkeypatch.setattr("bilevax._run.minimize.prepare", lambda *given: begun.append(given))
     project, y0 = WRONG[words]
     level = bx.argmin(lambda x, y, *rest: g(x, sum(jax.tree.leaves(y)), *rest), project=project)
     problem = bx.Problem(lambda x, y, block, batch: jnp.sum(jax.tree.leaves(y)[0]), level, 3)
     with pytest.raises(ValueError, match=words):
         bx.minimize(problem, jnp.ones(()), jax.tree.map(jnp.asarray, y0), steps=1, progress=None)
+    assert not begun
 
 
 ALL = (
@@ -264,3 +267,25 @@ def test_rsvrb_refuses_bounds_by_name():
     problem, y0 = problem_within((0.0, 1.0), np.float32), jnp.zeros((M, D_Y))
     with pytest.raises(ValueError, match="RSVRB does not take project= of the argmin level 'lower'"):
         bx.RSVRB().init(problem, jnp.ones(D_X), y0, key=jax.random.key(0))
+
+
+@pytest.mark.parametrize("method", [None, bx.F2SA, bx.BSVRBv2, bx.MSVR])
+@pytest.mark.parametrize("kind", ["mean", "saddle"])
+def test_what_no_method_takes_together_is_said_and_solved_exactly(method, kind):
+    """A method must not send to another, which sends back."""
+
+    plain, start = problem_within(ball, np.float32), jnp.zeros((M, D_Y))
+    own = plain.levels["lower"].function
+
+    def pair(x, y, *rest):
+        return own(x, y[0], *rest) - own(x, y[1], *rest)
+
+    beside = bx.saddle(pair) if kind == "saddle" else bx.mean(lambda x, block, batch: x)
+    levels = {"a": plain.levels["lower"], "b": beside}
+    problem = bx.Problem(lambda x, y, *rest: jnp.sum((y["a"] - 1) ** 2) + x @ x, levels, plain.blocks)
+    y0, x0 = {"a": start, "b": (start, start) if kind == "saddle" else None}, jnp.ones(D_X)
+    words = f"no method takes 'a' in a set that is no bounds beside the {kind} level 'b': give it bounds"
+    with pytest.raises(ValueError, match=f"{(method or bx.F2SA).__name__} .*{words}"):
+        bx.minimize(problem, x0, y0, solver=method and method(), steps=1, progress=None)
+    if method is None:
+        assert jnp.isfinite(bx.value_and_hypergradient(problem, x0, y0).gradient).all()

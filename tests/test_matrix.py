@@ -5,11 +5,12 @@ follows it by hand, and until the table in docs/choosing.md has it. The transcri
 every step, so that to follow them also proves that lazy blocks are eager ones.
 """
 
+import dataclasses
+import functools
 import re
 import types
 from pathlib import Path
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,6 +28,7 @@ from test_checkpoint import same_bits
 import bilevax as bx
 from bilevax._run import memory_estimate
 from bilevax._run.checkpoint_store import CheckpointStore
+from bilevax._step.slot_table import pack
 
 CHOOSING = Path(__file__).parent.parent / "docs" / "choosing.md"
 
@@ -86,20 +88,51 @@ OPTIONS = {"sampling": PLAN, "key": jax.random.key(0), "progress": None, "every"
 OPTIONS |= {"stop": bx.Stop(verify=False, recover=False)}
 
 
-def filled(shapes):
-    """A state of such shapes with numbers drawn at random; nothing is compiled for it."""
-    random = np.random.default_rng(0)
-    return jax.tree.map(lambda leaf: jnp.asarray(random.normal(0, 9, leaf.shape), leaf.dtype), shapes)
+def filled(shapes, seed=0, calm=False):
+    """A state of such shapes with numbers drawn at random; nothing is compiled for it. A calm one is near
+    enough to one that a run could reach to take a step from."""
+    random = np.random.default_rng(seed)
+
+    def one(leaf):
+        if not calm:
+            return jnp.asarray(random.normal(0, 9, leaf.shape), leaf.dtype)
+        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+        drawn = random.uniform(0.1, 0.2, leaf.shape) if is_float else random.integers(0, 2, leaf.shape)
+        return jnp.asarray(drawn, leaf.dtype)
+
+    state = jax.tree.map(one, shapes)
+    return dataclasses.replace(state, levels={n: definite(one) for n, one in state.levels.items()})
 
 
+def definite(level):
+    """The memory of a level with tracked Hessians that can be inverted."""
+    if getattr(level, "hessian", None) is None:
+        return level
+    memory, unit = level.memory, jnp.eye(level.hessian.shape[-1], dtype=level.hessian.dtype)
+    raised = {n: getattr(memory, n) for n in ("hessian", "previous")}
+    return pack(
+        dataclasses.replace(memory, **{n: one if one is None else one + unit for n, one in raised.items()})
+    )
+
+
+def stacked(*states):
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *states)  # NumPy's: nothing is compiled for it
+
+
+def outline(tree, axes=0):
+    return jax.tree.structure(tree), [(leaf.shape[axes:], leaf.dtype) for leaf in jax.tree.leaves(tree)]
+
+
+@pytest.mark.usefixtures("x64")  # in which what is not of the precision of its inputs shows
 @pytest.mark.parametrize("method", METHODS)
-def test_with_all_kinds_a_step_keeps_the_states_shape_and_a_checkpoint_its_bits(
+def test_with_all_kinds_steps_batch_keep_shapes_and_dtypes_and_a_checkpoint_all_bits(
     method, tmp_path, monkeypatch
 ):
-    """What a step returns is a state of the same shapes, so that one program takes all steps and runs are
-    batched; all that it depends on is in the checkpoint, bit by bit; and the estimate knows its memory."""
+    """Lower variables are trees. What a step returns is a state of the same shapes and dtypes, so that one
+    program takes all steps; in a batch of runs each takes the step that it takes at any other place, to the
+    bit; all that it depends on is in the checkpoint; and the estimate knows its memory."""
     problem, x0, y0, solver = every_kind(method)
-    programs = []
+    programs, traced = [], []
 
     def compiled(program, *arguments, **_):
         programs.append(arguments)
@@ -108,20 +141,33 @@ def test_with_all_kinds_a_step_keeps_the_states_shape_and_a_checkpoint_its_bits(
     monkeypatch.setattr(memory_estimate, "_compiled", compiled)
     estimate = bx.memory_estimate(problem, x0, y0, solver=solver, sampling=PLAN)
     shapes = programs[-1][1]
-    after = eqx.filter_eval_shape(lambda state: solver.step(problem, state)[0], shapes)
-    assert jax.tree.structure(after) == jax.tree.structure(shapes)
-    outlines = [[(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(one)] for one in (shapes, after)]
-    assert outlines[0] == outlines[1]
+
+    @jax.jit
+    @functools.partial(jax.vmap, in_axes=(None, 0))
+    def step(problem, state):
+        traced.append(method)
+        return solver.step(problem, state)
+
+    one, other = (filled(shapes, seed, calm=True) for seed in (0, 1))
+    (here, info), (there, _) = (step(problem, stacked(*pair)) for pair in ((one, other), (other, one)))
+    assert len(traced) == 1
+    assert outline(here, axes=1) == outline(shapes)
+    assert {info.objective.dtype, info.gradient_norm.dtype} == {np.dtype(np.float32)}
+    for a, b in zip(*map(jax.tree.leaves, (here, there)), strict=True):
+        assert np.isfinite(a).all()
+        np.testing.assert_array_equal(a, b[::-1])
+    assert (
+        here.x != stacked(one, other).x
+    ).any()  # under a risk, blocks that a step visits may weigh nothing
     state = filled(shapes)
     store = CheckpointStore(tmp_path, {})
     store.save(state, (), {})
     store.wait()
     read = store.restore(jax.tree.map(jnp.zeros_like, state), ()).state
     store.close()
-    assert jax.tree.structure(read) == jax.tree.structure(state)
-    for one, other in zip(*map(jax.tree.leaves, (read, state)), strict=True):
-        assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+    assert outline(read) == outline(state)
+    for a, b in zip(*map(jax.tree.leaves, (read, state)), strict=True):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
     held = jax.tree.leaves((state.levels, state.blocks, state.store))
     assert estimate.slots == sum(leaf.nbytes for leaf in held)
 

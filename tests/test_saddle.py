@@ -64,6 +64,24 @@ def test_a_point_that_is_no_saddle_is_not_returned():
         bx.solve_lower(problem, jnp.ones(2), (jnp.zeros((3, 2)), jnp.zeros((3, 2))))
 
 
+def test_saddle_points_are_found_from_anywhere_in_units_that_differ():
+    """Exact steps at the end of a run solve its blocks again from elsewhere, in single precision."""
+    unit = 100.0
+
+    def steep(x, y, block, batch):
+        p, q = unit * y[0], y[1] / unit
+        of_p = 0.25 * jnp.sum((p - 1) ** 4) + 0.5 * p @ p
+        return of_p + 3 * p @ q - 0.25 * jnp.sum((q - block) ** 4) - 0.5 * q @ q
+
+    problem = bx.Problem(lambda x, y, block, batch: jnp.sum(x), bx.saddle(steep), jnp.ones(1))
+    found = []
+    for size in (0.0, 1.0, 10.0, 100.0):
+        pair = jax.random.normal(jax.random.key(0), (2, 1, 3)) * size
+        p, q = bx.solve_lower(problem, jnp.zeros(2), (pair[0] / unit, unit * pair[1]))
+        found.append(np.concatenate([unit * p, q / unit]))
+        np.testing.assert_allclose(found[-1], found[0], rtol=1e-5, err_msg=str(size))
+
+
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("bound", [None, 0.5])
 def test_the_family_of_all_kinds_agrees_with_the_diagnostics(bound):

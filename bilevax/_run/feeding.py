@@ -54,6 +54,7 @@ class Feed:
         self.length = window_length(problem, sampler, steps)
         self._plan = jax.jit(jax.vmap(sampler.blocks_at))
         self._thread = ThreadPoolExecutor(1, "bilevax-rows")
+        self._wide = jnp.result_type(float).itemsize == 8
         self._windows: dict[int, Future[_Read]] = {}
 
     def close(self) -> None:
@@ -122,6 +123,11 @@ class Feed:
         return self._windows[first]
 
     def _read(self, first: int) -> _Read:
+        """A window, in the precision of the thread that asked for it: `jax.enable_x64` is set by thread."""
+        with jax.enable_x64(self._wide):
+            return self._read_here(first)
+
+    def _read_here(self, first: int) -> _Read:
         """The batches of a window, as far as its sources have them."""
         count = min(self.length, self.steps - first)
         blocks = np.asarray(self._plan(jnp.arange(first, first + self.length, dtype=jnp.int32)))

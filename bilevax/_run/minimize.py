@@ -340,13 +340,13 @@ def _start(
     """The solver and the problem as a compiled chunk takes them, the state before the first step, the devices
     that share the blocks, and how any solver begins."""
     check_finite(problem, x0, y0)
+    check_feasible(problem, y0)
     ready = None
     if shards is None and feed is None:
         with contextlib.suppress(Exception):  # what is wrong is said below, check by check
             ready = with_offsets(problem, solver, x0, y0, sampler)
             prepare(solver, ready, x0, y0, sampler, steps, lambda state: can_guard(state, recover))
     check_row_means(problem, x0, y0)
-    check_feasible(problem, y0)
     if feed is not None:
         problem, _ = feed.fill(problem, 0, ahead=False)
     if shards is None:

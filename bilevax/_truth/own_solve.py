@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 from bilevax._problem.view import BlockView
 from bilevax._truth.curvature import is_curved_right
 from bilevax._truth.lower_solve import descend_within
-from bilevax._truth.roots import change_scale, find_crossing, find_root
+from bilevax._truth.roots import find_crossing, find_root
 from bilevax._util.trees import PyTree, norm
 
 
@@ -90,9 +90,7 @@ def solve_own(
         return OwnSolution(unravel(best.y), best.residual, best.scale, best.left)
     if sign and not more and onto is not None:
         flat = descend_within(lambda flat: sign * value(flat), onto, flat)
-    rounding = 20 * float(jnp.finfo(flat.dtype).eps)
-    scale = change_scale(slope, flat)
-    root = find_root(slope, onto, flat, rounding * scale)
+    root = find_root(slope, onto, flat)
     left = jnp.abs(jnp.vdot(slope(root.y), root.move))
     residual = jnp.where(is_curved_right(slope, root.y, signs, onto), root.residual, jnp.nan)
-    return OwnSolution(unravel(root.y), residual, change_scale(slope, root.y), left)
+    return OwnSolution(unravel(root.y), residual, root.scale, left)

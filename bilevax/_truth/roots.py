@@ -5,6 +5,9 @@ optimises, negated in the entries that maximise. Without a set R is γ F. Extrag
 Newton's method, with the derivative of the projection, and steps that are halved until ‖R‖ falls. Both
 converge if F is strongly monotone: from a g that is strongly convex in what minimises it, and strongly
 concave in what maximises it.
+
+Without a set, all is done in units of the entries of y in which the diagonal of F's derivative is one. A
+start may be far, where these units and what counts as rounding are others: so it is done twice.
 """
 
 from __future__ import annotations
@@ -18,9 +21,11 @@ from jax import Array
 from jax.scipy.sparse.linalg import gmres
 
 from bilevax._step.linear_algebra import one_by_one
+from bilevax._truth.lower_solve import unit_diagonal
 
 DENSE = 512  # variables, up to which the derivative is a matrix
 _FIRST, _NEWTON, _HALVINGS = 100, 60, 30
+_ROUNDING = 20  # times the unit of rounding: of the change of F, what is nothing
 _POWER = 30
 _BISECTIONS = 200
 
@@ -33,34 +38,53 @@ class Root(NamedTuple):
     Attributes:
       y: where it is.
       residual: ‖R‖/γ there: the size of F, without a set.
+      scale: what to compare that with: the change of F when y changes by its own size.
       move: the Newton step that is left.
     """
 
     y: Array
     residual: Array
+    scale: Array
     move: Array
 
 
-def find_root(operator: Operator, project: Operator | None, start: Array, enough: Any = 0.0) -> Root:
+def find_root(operator: Operator, project: Operator | None, start: Array) -> Root:
     """A root of an operator on a set.
 
     Args:
       operator: F.
       project: Π; None for all of space.
       start: where to begin.
-      enough: the ‖R‖/γ at which to stop.
     """
-    onto = project or (lambda y: y)
+    if project is not None or start.size > DENSE:
+        return _search(operator, project or (lambda y: y), start)
+
+    def search(units: Array, y: Array) -> Root:
+        found = _search(lambda scaled: units * operator(units * scaled), lambda y: y, y / units)
+        return found._replace(y=units * found.y, move=units * found.move)
+
+    def again(_: Any, root: Root) -> Root:
+        return search(1 / unit_diagonal(jax.jacfwd(operator)(root.y))[1], root.y)
+
+    nowhere = jnp.full((), jnp.nan, start.dtype)
+    return jax.lax.fori_loop(0, 2, again, Root(start, nowhere, nowhere, start))
+
+
+def _search(operator: Operator, onto: Operator, start: Array) -> Root:
     start = onto(start)
+    rounding = _ROUNDING * float(jnp.finfo(start.dtype).eps)
     gamma = 1 / _or_one(largest_derivative(operator, start))
 
     def residual(y: Array) -> Array:
         return y - onto(y - gamma * operator(y))
 
-    def extragradient(_: Any, y: Array) -> Array:
-        half = onto(y - 0.5 * gamma * operator(y))
-        then = onto(y - 0.5 * gamma * operator(half))
-        return jnp.where(jnp.all(jnp.isfinite(then)), then, y)
+    def extragradient(_: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        y, length = carry
+        half = onto(y - length * gamma * operator(y))
+        then = onto(y - length * gamma * operator(half))
+        # ‖R‖ never grows where the step is right; F may be much steeper away from the start.
+        good = jnp.linalg.norm(residual(then)) <= (1 + rounding) * jnp.linalg.norm(residual(y))
+        return jnp.where(good, then, y), jnp.where(good, length, length / 2)
 
     def newton(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
         y, length, count, _ = carry
@@ -69,14 +93,14 @@ def find_root(operator: Operator, project: Operator | None, start: Array, enough
         better = jnp.linalg.norm(residual(moved)) < jnp.linalg.norm(now)
         length = jnp.where(better, jnp.minimum(2 * length, 1), length / 2)
         y = jnp.where(better, moved, y)
-        going = jnp.linalg.norm(residual(y)) > gamma * enough
+        going = jnp.linalg.norm(residual(y)) > gamma * rounding * change_scale(operator, y)
         return y, length, count + 1, going & (length > 0.5**_HALVINGS)
 
-    y = jax.lax.fori_loop(0, _FIRST, extragradient, start)
+    y, _ = jax.lax.fori_loop(0, _FIRST, extragradient, (start, jnp.full((), 0.5, start.dtype)))
     begun = (y, jnp.ones((), y.dtype), jnp.zeros((), jnp.int32), jnp.ones((), bool))
     y = jax.lax.while_loop(lambda now: now[3] & (now[2] < _NEWTON), newton, begun)[0]
     left = residual(y)
-    return Root(y, jnp.linalg.norm(left) / gamma, _solved(residual, y, left))
+    return Root(y, jnp.linalg.norm(left) / gamma, change_scale(operator, y), _solved(residual, y, left))
 
 
 def find_crossing(slope: Operator, project: Operator | None, start: Array) -> tuple[Array, Array]:
@@ -137,7 +161,8 @@ def _solved(residual: Operator, y: Array, right: Array) -> Array:
 def solved_system(operator: Operator, y: Array, right: Array, tolerance: float) -> Array:
     """The inverse of an operator's derivative at y, times a vector."""
     if y.size <= DENSE:
-        return one_by_one(jnp.linalg.solve)(jax.jacfwd(operator)(y), right)
+        scaled, scales = unit_diagonal(jax.jacfwd(operator)(y))
+        return one_by_one(jnp.linalg.solve)(scaled, right / scales) / scales
     push = jax.linearize(operator, y)[1]
     return gmres(push, right, tol=tolerance, restart=50, maxiter=20)[0]
 

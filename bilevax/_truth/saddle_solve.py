@@ -12,7 +12,7 @@ from jax.flatten_util import ravel_pytree
 
 from bilevax._problem.view import BlockView
 from bilevax._truth.curvature import is_curved_right
-from bilevax._truth.roots import change_scale, find_root, solved_system
+from bilevax._truth.roots import find_root, solved_system
 from bilevax._util.trees import PyTree
 
 
@@ -43,10 +43,9 @@ def solve_saddle(view: BlockView, name: str, y: PyTree, others: dict[str, PyTree
     def slope(flat: Array) -> Array:
         return signs * jax.grad(lambda flat: view.g(name, unravel(flat), others))(flat)
 
-    rounding = 20 * float(jnp.finfo(flat.dtype).eps)
-    root = find_root(slope, None, flat, rounding * change_scale(slope, flat))
+    root = find_root(slope, None, flat)
     good = is_curved_right(slope, root.y, signs) & jnp.all(jnp.isfinite(root.y))
-    return SaddlePoint(root.y, root.residual, change_scale(slope, root.y), root.move, good)
+    return SaddlePoint(root.y, root.residual, root.scale, root.move, good)
 
 
 def indefinite_inverse(gradient: Callable[[Array], Array], y: Array) -> Callable[[Array], Array]:

@@ -23,7 +23,7 @@ from jax.flatten_util import ravel_pytree
 from bilevax._problem.view import BlockView
 from bilevax._truth.curvature import is_curved_right
 from bilevax._truth.lower_solve import descend_within
-from bilevax._truth.roots import change_scale, find_root, largest_derivative, solved_system
+from bilevax._truth.roots import find_root, largest_derivative, solved_system
 from bilevax._util.trees import PyTree
 
 Value = Callable[[Array], Array]
@@ -63,15 +63,13 @@ def solve_within(value: Value, project: Project, start: Array) -> Confined:
       start: where to begin.
     """
     slope = jax.grad(value)
-    rounding = 20 * float(jnp.finfo(start.dtype).eps)
-    start = descend_within(value, project, start)
-    root = find_root(slope, project, start, rounding * change_scale(slope, project(start)))
+    root = find_root(slope, project, descend_within(value, project, start))
     good = (
         is_curved_right(slope, root.y, project=project)
         & jnp.all(jnp.isfinite(root.y))
         & jnp.isfinite(value(root.y))
     )
-    return Confined(root.y, root.residual, change_scale(slope, root.y), root.move, good)
+    return Confined(root.y, root.residual, root.scale, root.move, good)
 
 
 def multiplier_within(value: Value, project: Project, y: Array, right: Array) -> tuple[Array, Array]:

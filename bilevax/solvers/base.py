@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, ClassVar, Literal
+import inspect
+from typing import Any, ClassVar, Literal, Self
 
 import equinox as eqx
 from jax import Array
@@ -36,6 +37,18 @@ class AbstractSolver(eqx.Module):
     distributed: ClassVar[bool] = False
     takes_risks: ClassVar[bool] = False
     takes_tables: ClassVar[bool] = False
+
+    def __new__(cls, *given: Any, **options: Any) -> Self:
+        """Refuses by name an option that the method does not have, and says which methods have it."""
+        known = inspect.signature(cls.__init__).parameters
+        takes_any = any(one.kind is one.VAR_KEYWORD for one in known.values())
+        for name in () if takes_any else options:
+            if name not in known:
+                having = _methods_with(name, AbstractSolver)
+                others = f"; {name} is an option of {', '.join(sorted(having))}" if having else ""
+                own = ", ".join([*known][1:])
+                raise TypeError(f"{cls.__name__} has no option {name!r}: it takes {own}{others}")
+        return super().__new__(cls)
 
     def init(
         self,
@@ -125,6 +138,14 @@ class AbstractSolver(eqx.Module):
     def count_oracles(self, problem: Problem, sampler: Sampler, steps: int) -> Oracles | None:
         """How often a run has called f and g after some steps; None if the solver does not count."""
         return None
+
+
+def _methods_with(option: str, base: type[AbstractSolver]) -> set[str]:
+    """The names of the library's methods that have an option."""
+    found = [name for one in base.__subclasses__() for name in _methods_with(option, one)]
+    is_ours = base.__module__.startswith("bilevax.") and not base.__name__.startswith("_")
+    has_it = not inspect.isabstract(base) and option in inspect.signature(base.__init__).parameters
+    return {*found, base.__name__} if is_ours and has_it else {*found}
 
 
 def renewed_if_due(

@@ -45,7 +45,7 @@ from bilevax._util.per_entry import PerEntry
 from bilevax._util.trees import PyTree, norm, root_mean_square
 from bilevax.solvers.base import AbstractSolver, renewed_if_due
 from bilevax.solvers.start import start_state
-from bilevax.solvers.start_checks import takers_of, touched_slots
+from bilevax.solvers.start_checks import advice, takers_of, touched_slots
 from bilevax.solvers.upper import UpperStep, row_pace, upper_move
 
 MOST_GAMMA = 10.0  # γ left out: (m−I)/(I(1−α)) of hundreds multiplies noise
@@ -299,28 +299,30 @@ class Recipe(AbstractSolver):
                     others = "BlockNewton, MMBO or BSVRBv2" if level.sign == 0 else "BSVRBv1 or BSVRBv2"
                 raise ValueError(
                     f"{type(self).__name__} takes {self._kinds()} lower levels only, got the {level.kind} "
-                    f"level {name!r}: use {others}"
+                    f"level {name!r}: {advice(problem, others)}"
                 )
             if level.has_hessian and level.sign != 1 and not tracker.indefinite:
                 raise ValueError(
                     f"{type(self).__name__} needs lower levels whose Hessian is positive definite, got the "
-                    f"{level.kind} level {name!r}: use BlockNewton, MMBO or BSVRBv2"
+                    f"{level.kind} level {name!r}: {advice(problem, 'BlockNewton, MMBO or BSVRBv2')}"
                 )
-            self._check_set(name, level, tracker)
+            self._check_set(problem, name, tracker)
             out[name] = tracker
         return out
 
-    def _check_set(self, name: str, level: Level, tracker: Tracker) -> None:
+    def _check_set(self, problem: Problem, name: str, tracker: Tracker) -> None:
         """Raises if the tracker of a level cannot keep its y in its set."""
+        level = problem.levels[name]
         if level.domain is None or tracker.sets == "any":
             return
         method, given = type(self).__name__, f"project= of the {level.kind} level {name!r}"
+        instead = advice(problem, takers_of(level.domain))
         if tracker.sets == "none" or (self.corrected and not self.lazy):
-            raise ValueError(f"{method} does not take {given}: use {takers_of(level.domain)}")
+            raise ValueError(f"{method} does not take {given}: {instead}")
         if not level.domain.entrywise:
             raise ValueError(
                 f"{method} needs bounds (lower, upper), which hold single entries of y, got a projection for "
-                f"{given}: use {takers_of(level.domain)}"
+                f"{given}: {instead}"
             )
 
     def _kinds(self) -> str:

@@ -45,6 +45,20 @@ def takers_of(domain: Box | Set) -> str:
     return "BlockNewton, MMBO or BSVRBv2" if domain.entrywise else "F2SA or F3SA"
 
 
+def advice(problem: Problem, others: str) -> str:
+    """What to do where other methods take a level, but perhaps not with all the levels beside it."""
+    levels = [(name, level) for name, level in problem.levels.items() if not level.own]
+    in_sets = [name for name, level in levels if level.domain is not None and not level.domain.entrywise]
+    others_only = [(name, level) for name, level in levels if not level.has_hessian or level.sign != 1]
+    if not in_sets or not others_only:
+        return f"use {others}"
+    (name, level), *_ = others_only
+    return (
+        f"no method takes {in_sets[0]!r} in a set that is no bounds beside the {level.kind} level {name!r}: "
+        "give it bounds (lower, upper), or minimise with bx.value_and_hypergradient"
+    )
+
+
 def checked_start(
     problem: Problem, x0: PyTree, y0: PyTree, sampler: Sampler
 ) -> tuple[PyTree, dict[str, PyTree], frozenset[str]]:
