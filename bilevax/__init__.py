@@ -37,6 +37,7 @@ from bilevax._step.pace import automatic_step
 from bilevax._step.state import Info, State
 from bilevax._truth.adaptation import adapt
 from bilevax._util import checks
+from bilevax._util.compiler import warn_of_wrong_sums
 from bilevax._util.per_entry import PerEntry
 from bilevax.diagnostics import (
     Evaluation,
@@ -155,6 +156,9 @@ __all__ = [
     "verify",
     "worst_group",
 ]
+
+
+warn_of_wrong_sums()
 
 
 def __dir__() -> list[str]:

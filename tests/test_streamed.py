@@ -146,6 +146,28 @@ def test_left_out_steps_and_offsets_come_from_the_rows_of_step_zero():
     assert result.settings.solver.lower_step is not None
 
 
+def test_a_mean_that_is_not_given_starts_where_step_zero_sees_it():
+    """Under a logarithm zero would be no start."""
+    seen = []
+
+    def fetch(step, blocks, size):
+        seen.append((np.asarray(blocks), Drawn(0)(step, blocks, size)["c"]))
+        return {"c": seen[-1][1], "n": np.zeros((len(blocks), size), np.int32)}
+
+    given = bx.Problem(
+        lambda x, y, block, batch: jnp.sum(jnp.log(y)) + x @ x,
+        bx.mean(lambda x, block, batch: jnp.mean(jnp.exp(x * batch["c"]), 0)),
+        M,
+        lower_data=bx.Streamed(fetch, ROW),
+    )
+    found = run(given, METHODS["SONG"], y0=None)
+    assert np.isfinite(found.history["objective"]).all()
+    (visited, rows), *_ = seen
+    others = np.setdiff1d(np.arange(M), visited)
+    first = run(given, METHODS["SONG"], y0=None, steps=1).y[others]
+    np.testing.assert_allclose(first, np.tile(np.exp(rows).mean((0, 1)), (len(others), 1)), rtol=1e-5)
+
+
 @pytest.mark.parametrize("cut", [14, 35])
 def test_a_resumed_run_has_the_same_bits_and_reads_on_where_it_was(cut, tmp_path):
     pytest.importorskip("orbax.checkpoint")

@@ -12,7 +12,7 @@ import pytest
 import bilevax as bx
 from bilevax._run.history import History
 from bilevax._run.progress import Bar, Lines, describe
-from bilevax._run.trend import estimate, rise
+from bilevax._run.trend import estimate, rise, still_falls
 
 ENTRIES = np.arange(100)
 
@@ -144,3 +144,34 @@ def test_a_run_that_is_not_verified_says_that_f_has_risen():
         run(600)
     with pytest.warns(bx.AccuracyWarning, match="f has risen from"):
         run(900)
+
+
+def test_a_fall_that_goes_on_to_the_end_is_told_from_one_that_has_ended():
+    noise, times = np.random.default_rng(1).normal(size=200), np.arange(200)
+    settled = np.exp(-times / 20) + 0.01 * noise
+    assert still_falls(settled) == 0
+    assert still_falls(1 + 0.3 * noise) == 0
+    assert still_falls(np.exp(-times[:20] / 20)) == 0  # too few
+    assert still_falls(np.append(settled, np.nan)) == 0
+    late = np.maximum(0, 1 - np.maximum(0, times - 100) / 90) + 0.01 * noise  # x waits for half of the run
+    assert still_falls(late) > 0.3
+    assert still_falls(1 / (1 + times / 50) + 0.001 * noise) > 0.02  # slowly, but for long
+    assert still_falls(100 + 5 * late) == pytest.approx(still_falls(late), rel=0.2)
+
+
+def test_a_run_that_is_not_verified_says_that_f_still_falls():
+    random = np.random.default_rng(0)
+    rows = random.normal(size=(400, 20, 3)).astype(np.float32)
+
+    def fetch(step, blocks, size):
+        return rows[blocks[:, None], np.random.default_rng(step).integers(0, 20, (len(blocks), size))]
+
+    problem = bx.Problem(
+        upper=lambda x, y, block, batch: jnp.mean((y - 50) ** 2),
+        lower=lambda x, y, block, batch: jnp.mean(jnp.sum((y - x - batch) ** 2, 1)),
+        blocks=400,
+        lower_data=bx.Streamed(fetch, np.zeros(3, np.float32)),
+    )
+    given = {"blocks_per_step": 40, "batch_size": 8, "progress": None}
+    with pytest.warns(bx.AccuracyWarning, match="x is still on its way: .* of the decrease of f"):
+        bx.minimize(problem, jnp.zeros(3), jnp.zeros((400, 3)), steps=900, **given)

@@ -98,3 +98,16 @@ def each_block(
     lower_axes = {name: batch.axes for name, batch in sample.lower.items()}
     axes = (axes_of(x), 0, sample.upper.axes, lower_axes, *[0] * len(per_block))
     return jax.vmap(one, in_axes=axes)(x, sample.constants, sample.upper, sample.lower, *per_block)
+
+
+def with_means(
+    problem: Problem, x: PyTree, sample: Sample, y: dict[str, PyTree], unknown: frozenset[str]
+) -> dict[str, PyTree]:
+    """The variables of a sample's slots, with those means that are not known yet as the sample shows them."""
+    for name in (level for level in problem.order if level in unknown):
+
+        def c(view: BlockView, others: dict[str, PyTree], name: str = name) -> PyTree:
+            return view.c(name, others)
+
+        y = y | {name: each_block(problem, x, sample, c, problem.read_by(name, y))}
+    return y

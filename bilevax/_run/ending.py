@@ -17,7 +17,7 @@ from bilevax._run.remedies import joined, less_noise
 from bilevax._run.run import Result, Run
 from bilevax._run.sharding import Shards
 from bilevax._run.stop import Stop
-from bilevax._run.trend import rise
+from bilevax._run.trend import rise, still_falls
 from bilevax._run.verification import can_verify, verify
 from bilevax._step.pace import paces, shortest_window
 from bilevax._step.state import State
@@ -58,7 +58,7 @@ def end(
     doubt = ""
     if shards is None and reached.outcome is Outcome.FINISHED:
         doubt = _too_short(run) or _went_back_often(reached)
-        doubt = doubt or ("" if will_verify else _has_risen(problem, run))
+        doubt = doubt or ("" if will_verify else _has_risen(problem, run) or _is_falling(run))
     if not will_verify:
         return reached, doubt
     with interrupts:
@@ -134,6 +134,17 @@ def _has_risen(problem: Problem, run: Run) -> str:
         f"f has risen from {least:.4g} near step {step} to {latest:.4g} at the end: x may have run away from "
         "where it was better, or y stays behind. stop=bx.Stop(patience=20) keeps the best as result.best. "
         f"Try {joined([*less_noise(problem, run.state.sampler), 'another key', 'bounds of x (bx.bounded)'])}"
+    )
+
+
+def _is_falling(run: Run) -> str:
+    """What to say if f still falls fast, where no blocks were solved to tell how far F is from its least."""
+    share = still_falls(run.history["objective"].tolist()) if paces(run.state.optimizer) else 0.0
+    if share == 0:
+        return ""
+    return (
+        f"x is still on its way: {share:.0%} of the decrease of f came in the last quarter of the run: "
+        f"try steps={4 * run.done} instead of {run.done}"
     )
 
 

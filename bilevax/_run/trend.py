@@ -12,6 +12,7 @@ _CLEAR = 3.0  # standard errors between two windows that differ
 _DIGITS = 1e-4  # of F, below which a change does not show in what is printed
 _MOST_ALIKE = 0.9  # correlation of neighbours
 _WINDOWS, _RISEN = 10, 0.05  # in a history; of the decrease of f, which it has lost again
+_TO_COME, _STEADY = 0.02, 0.9  # of the decrease of f; of a quarter's decrease, at most, that the next brings
 
 _LEVEL = "no longer improving"
 _ADVICE = (
@@ -100,6 +101,33 @@ def rise(values: Sequence[float]) -> tuple[int, float, float] | None:
     if latest - least <= max(noise, _RISEN * (means[0][0] - least), _DIGITS * abs(latest)):
         return None
     return place + window - 1, least, latest
+
+
+def still_falls(values: Sequence[float]) -> float:
+    """The share of the decrease of f that came in the last quarter, if as much again may follow; else 0.
+
+    What is to come is guessed from the last two quarters, as if each were the same part of the one before.
+
+    Args:
+      values: the tracked f of each entry of a history.
+
+    Example:
+      >>> from bilevax._run.trend import still_falls
+      >>> falling, settled = still_falls(range(100, 0, -1)), still_falls([2.0**-n for n in range(100)])
+      >>> round(falling, 2), settled
+      (0.28, 0.0)
+    """
+    known = np.asarray(values, float)
+    window = max(_FEWEST, len(known) // _WINDOWS)
+    if len(known) < 4 * window or not np.isfinite(known).all():
+        return 0.0
+    ends = [round(part * len(known)) for part in (0.5, 0.75, 1)]
+    (half, _), (before, error_before), (latest, error) = (_mean(known[end - window : end]) for end in ends)
+    fall, whole = before - latest, max(float(np.mean(known[:window])), half) - latest
+    if whole <= 0 or fall <= max(_CLEAR * float(np.hypot(error, error_before)), _DIGITS * abs(latest)):
+        return 0.0
+    ratio = min(_STEADY, fall / (half - before)) if half > before else _STEADY
+    return fall / whole if fall * ratio / (1 - ratio) > _TO_COME * whole else 0.0
 
 
 def _mean(values: np.ndarray) -> tuple[float, float]:

@@ -29,7 +29,7 @@ from jax import Array
 from bilevax._problem.problem import Problem
 from bilevax._problem.sampling import POWER, Sample, Sampler
 from bilevax._problem.stream import Stream, permuted
-from bilevax._problem.view import BlockView, each_block
+from bilevax._problem.view import BlockView, each_block, with_means
 from bilevax._step.lagrangian import Point, hessians
 from bilevax._step.linear_algebra import one_by_one
 from bilevax._step.slots import gather
@@ -530,12 +530,7 @@ def _rows(
     """The variables of a sample's slots; means that are not known yet, where the level needs them."""
     rows = {level: gather(y[level], sample.slots[level]) for level in y}
     if problem.levels[name].own or problem.levels[name].reads:
-        for mean in (level for level in problem.order if level in unknown):
-
-            def c(view: BlockView, others: dict[str, PyTree], mean: str = mean) -> PyTree:
-                return view.c(mean, others)
-
-            rows[mean] = each_block(problem, x, sample, c, problem.read_by(mean, rows))
+        return with_means(problem, x, sample, rows, unknown)
     return rows
 
 

@@ -12,8 +12,8 @@ from jax import Array
 
 from bilevax._problem.lookups import part_of, without_parts
 from bilevax._problem.problem import Problem
-from bilevax._problem.sampling import START, Sample, Sampler
-from bilevax._problem.view import each_block
+from bilevax._problem.sampling import START, Sample, Sampler, is_streamed
+from bilevax._problem.view import each_block, with_means
 from bilevax._step.block_values import first_values
 from bilevax._step.clocks import Clock, Clocks
 from bilevax._step.coefficients import FIRST_STEP, evaluate
@@ -22,7 +22,7 @@ from bilevax._step.lazy_tables import LazyTables
 from bilevax._step.lower_transformation import with_transformation
 from bilevax._step.passes import over_all_blocks
 from bilevax._step.slot_table import SlotTable, pack
-from bilevax._step.slots import Memory
+from bilevax._step.slots import Memory, gather
 from bilevax._step.smoothness import Smoothness, estimate_floor, estimate_smoothness
 from bilevax._step.state import Along, Restraint, State
 from bilevax._step.visit import Visit
@@ -39,6 +39,8 @@ def start_state(recipe: Recipe, problem: Problem, x0: PyTree, y0: PyTree, sample
     """The state of a recipe before its first step; see `AbstractSolver.init`."""
     rows, trackers = recipe.first_rows(sampler), recipe.trackers(problem)
     x, y, estimated = checked_start(problem, x0, y0, sampler)
+    if is_streamed(problem):
+        y = _with_means_of_step_0(problem, x, y, sampler, estimated)
     for name, tracker in trackers.items():
         tracker.check(name, y[name], slot_shape(problem, sampler, name))
     missing = {name: recipe.missing(name, tracker) for name, tracker in trackers.items()}
@@ -90,6 +92,27 @@ def start_state(recipe: Recipe, problem: Problem, x0: PyTree, y0: PyTree, sample
         state = dataclasses.replace(state, blocks=blocks)
     state = state if rows == 0 else _first_pass(recipe, problem, state, estimated, rows)
     return _with_tables(recipe, problem, state)
+
+
+def _with_means_of_step_0(
+    problem: Problem, x: PyTree, y: dict[str, PyTree], sampler: Sampler, estimated: frozenset[str]
+) -> dict[str, PyTree]:
+    """y, with means that were not given: for all slots, what step 0 sees on average."""
+    if not estimated:
+        return y
+    sample = sampler.draw(problem, jnp.zeros((), jnp.int32))
+    rows = {name: gather(y[name], sample.slots[name]) for name in y}
+    seen = with_means(problem, x, sample, rows, estimated)
+
+    def average(name: str) -> PyTree:
+        axes = tuple(range(sample.slots[name].ndim))
+        return jax.tree.map(
+            lambda some, every: jnp.broadcast_to(jnp.mean(some, axes), every.shape).astype(every.dtype),
+            seen[name],
+            y[name],
+        )
+
+    return y | {name: average(name) for name in estimated}
 
 
 def _with_tables(recipe: Recipe, problem: Problem, state: State) -> State:
