@@ -151,7 +151,9 @@ def test_scores_are_linear_and_calibrated(kind, fitted):
 def test_units_sparsity_and_chance_do_not_change_a_fit():
     X, y = rare(300)
     X[:, 0] = X[:, 0] > 5.003
-    one = PartialAUCClassifier(max_iter=30, random_state=3).fit(X, y)
+    with pytest.warns(bx.AccuracyWarning, match="try max_iter=") as caught:
+        one = PartialAUCClassifier(max_iter=30, random_state=3).fit(X, y)
+    assert caught[0].filename == __file__
     other = clone(one).fit(sparse.csr_matrix(1024 * X), y)
     np.testing.assert_allclose(other.decision_function(1024 * X), one.decision_function(X), atol=1e-3)
 

@@ -26,6 +26,7 @@ import bilevax as bx
 from bilevax.applications import interrupted
 from bilevax.applications.auc import saved
 from bilevax.applications.auc.objectives import SURROGATES, Score, linear_score, scores
+from bilevax.applications.in_words_of import in_words_of
 from bilevax.applications.linear import calibrate
 from bilevax.applications.seeds import drawn_from
 
@@ -71,16 +72,17 @@ class RankingClassifier(ClassifierMixin, BaseEstimator):
         x0 = self._start(rows, positive, random)
         problem, y0 = self._problem(x0, rows[positive], rows[~positive])
         seed = int(random.randint(2**31 - 1))
-        result = bx.minimize(
-            problem,
-            x0,
-            y0,
-            solver=self._default_solver() if self.solver is None else self.solver,
-            steps=self.max_iter,
-            key=jax.random.key(seed),
-            progress=self.progress,
-            stop=bx.Stop(verify=False),
-        )
+        with in_words_of(steps="max_iter"):
+            result = bx.minimize(
+                problem,
+                x0,
+                y0,
+                solver=self._default_solver() if self.solver is None else self.solver,
+                steps=self.max_iter,
+                key=jax.random.key(seed),
+                progress=self.progress,
+                stop=bx.Stop(verify=False),
+            )
         self._x = jax.tree.map(np.asarray, result.x)
         self._calibrate(rows, positive)
         self.history_, self.n_iter_, self.outcome_ = result.history, self.max_iter, result.outcome
