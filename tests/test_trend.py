@@ -142,7 +142,7 @@ def test_a_run_that_is_not_verified_says_that_f_has_risen():
     with warnings.catch_warnings():
         warnings.simplefilter("error", bx.AccuracyWarning)
         run(600)
-    with pytest.warns(bx.AccuracyWarning, match="f has risen from"):
+    with pytest.warns(bx.AccuracyWarning, match="f has risen from .*Try solver=bx.BlockNewton"):
         run(900)
 
 

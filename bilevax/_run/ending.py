@@ -13,7 +13,7 @@ from bilevax._run.finish import affordable_effort, finish
 from bilevax._run.interrupts import Interrupts
 from bilevax._run.knobs import Knobs
 from bilevax._run.outcome import Outcome
-from bilevax._run.remedies import joined, less_noise
+from bilevax._run.remedies import joined, less_noise, newton_steps
 from bilevax._run.run import Result, Run
 from bilevax._run.sharding import Shards
 from bilevax._run.stop import Stop
@@ -58,7 +58,7 @@ def end(
     doubt = ""
     if shards is None and reached.outcome is Outcome.FINISHED:
         doubt = _too_short(run) or _went_back_often(reached)
-        doubt = doubt or ("" if will_verify else _has_risen(problem, run) or _is_falling(run))
+        doubt = doubt or ("" if will_verify else _has_risen(problem, run, solver) or _is_falling(run))
     if not will_verify:
         return reached, doubt
     with interrupts:
@@ -123,17 +123,19 @@ def _went_back_often(reached: Result) -> str:
     )
 
 
-def _has_risen(problem: Problem, run: Run) -> str:
+def _has_risen(problem: Problem, run: Run, solver: AbstractSolver) -> str:
     """What to say if f has been lower, where no blocks were solved to tell what F is."""
     found = rise(run.history["objective"].tolist()) if paces(run.state.optimizer) else None
     if found is None:
         return ""
     entry, least, latest = found
     step = int(run.history["step"][entry])
+    newton = newton_steps(problem, problem.split("state.y", run.state.y), solver)
+    choices = [*less_noise(problem, run.state.sampler), *newton, "another key", "bounds of x (bx.bounded)"]
     return (
         f"f has risen from {least:.4g} near step {step} to {latest:.4g} at the end: x may have run away from "
         "where it was better, or y stays behind. stop=bx.Stop(patience=20) keeps the best as result.best. "
-        f"Try {joined([*less_noise(problem, run.state.sampler), 'another key', 'bounds of x (bx.bounded)'])}"
+        f"Try {joined(choices)}"
     )
 
 
