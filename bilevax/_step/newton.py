@@ -61,7 +61,7 @@ _SHORTEST = 1e-3  # of a Newton step
 _BEYOND = (
     0.5  # of the slope at the beginning, which the opposite slope at the end shows a step to be too long
 )
-_GUESSES = 12  # of which bounds a step meets
+_GUESSES = 12  # of which bounds a step meets, at most
 
 
 class NewtonSteps(TrackedSolve):
@@ -155,21 +155,23 @@ def _step_within(low: Array, high: Array, curved: Array, right: Array) -> tuple[
     """The d between two bounds that minimises ⟨right, d⟩ + ½ ⟨d, curved d⟩, and which bounds it meets.
 
     A guess of which entries end on a bound gives d on the others, and that the next guess: an entry is on a
-    bound if d and the slope there push it over that bound. Few guesses are enough unless they go in circles;
-    then d is cut off at the bounds.
+    bound if d and the slope there push it over that bound. A guess that is made twice is right. Few are enough
+    unless they go in circles; then d is cut off at the bounds.
     """
 
-    def guess(_: Any, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        _, d = carry
+    def guess(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        count, _, before, d = carry
         pushed = d - right - (curved @ d[..., None])[..., 0]
         met = jnp.where(pushed <= low, -1, jnp.where(pushed >= high, 1, 0)).astype(jnp.int32)
         fixed = jnp.where(met < 0, low, jnp.where(met > 0, high, 0))
         free = (met == 0).astype(d.dtype)
         moved = -free * (right + (curved @ fixed[..., None])[..., 0])
-        return met, fixed + solve(free_part(curved, free), moved[..., None])[..., 0]
+        d = fixed + solve(free_part(curved, free), moved[..., None])[..., 0]
+        return count + 1, jnp.any(met != before), met, d
 
-    first = jnp.zeros(right.shape, jnp.int32), jnp.zeros_like(right)
-    return jax.lax.fori_loop(0, _GUESSES, guess, first)
+    unknown = jnp.full(right.shape, 2, jnp.int32)
+    first = jnp.zeros((), jnp.int32), jnp.ones((), bool), unknown, jnp.zeros_like(right)
+    return jax.lax.while_loop(lambda carry: carry[1] & (carry[0] < _GUESSES), guess, first)[2:]
 
 
 def _shortened(here: Array, there: Array, step: Array, hessian: Array) -> tuple[Array, Array]:
