@@ -155,8 +155,8 @@ def _step_within(low: Array, high: Array, curved: Array, right: Array) -> tuple[
     """The d between two bounds that minimises ⟨right, d⟩ + ½ ⟨d, curved d⟩, and which bounds it meets.
 
     A guess of which entries end on a bound gives d on the others, and that the next guess: an entry is on a
-    bound if d and the slope there push it over that bound. A guess that is made twice is right. Few are enough
-    unless they go in circles; then d is cut off at the bounds.
+    bound if d and the slope there push it over that bound. A guess that is made twice is right. Few are
+    enough unless they go in circles; then d is cut off at the bounds.
     """
 
     def guess(carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
