@@ -19,7 +19,7 @@ from bilevax._run.checkpoint_store import CheckpointStore
 from bilevax._run.chunks import Sizes, compiled_chunk, looked_at, work_of
 from bilevax._run.divergence import describe, fault
 from bilevax._run.feeding import Feed
-from bilevax._run.finish import Finish
+from bilevax._run.finish_report import Finish
 from bilevax._run.history import History
 from bilevax._run.interrupts import Interrupts
 from bilevax._run.outcome import Outcome
