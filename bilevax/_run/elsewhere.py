@@ -14,7 +14,7 @@ import numpy as np
 from bilevax._run.descent import Exact, Point, Search, Units
 
 _NEAR = 1.0  # how far to look at first
-_FAR = (2.0, 4.0, 8.0)  # and then, if F is flat
+_FAR = (2.0, 4.0, 8.0, 16.0)  # and then, if F is flat
 _STEEP = 0.02  # of the decrease of F: if it rises by more on both sides, an entry is where it should be
 _CLEAR = 1e-3  # the same: the least that is worth going elsewhere for
 _TIMES = 3  # how often to go elsewhere

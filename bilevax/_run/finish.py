@@ -1,9 +1,10 @@
 """Exact steps at the end of a run whose blocks can be solved: L-BFGS from where the run has ended.
 
 A run follows x with lower variables that lag behind, and with steps that shrink. It comes near a minimum of
-F, and what is left is slow. Where all blocks together are so small that to solve them is a small part of the
-work of a run, F and ∇F can be had exactly, and some quasi-Newton steps do what thousands of steps would. F
-falls from each to the next, so that the answer is never worse than without.
+F, and what is left is slow. Where to solve all blocks together many times takes no longer than a run, F and
+∇F can be had exactly, and some quasi-Newton steps do what thousands of steps would. F falls from each to the
+next, so that the answer is never worse than without. What else may hide less is looked at then: kinks of a
+risk (`kinks`), and entries of x on which F hardly depends (`elsewhere`).
 
 Where all blocks are too many, a sample of them is solved. The minimum of their mean is near that of F, and
 it is taken if it is clearly better on other blocks as well.

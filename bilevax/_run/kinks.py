@@ -12,7 +12,10 @@ _WIDTH, _NARROWER, _RISKS = 0.1, 0.3, 9  # of the decrease of F so far; than the
 
 
 def along_kinks(exact: Exact, best: Point, units: Units, fallen: float) -> list[Search]:
-    """Searches from the best point so far, the last one on F itself; none if the risk has no kinks."""
+    """Searches from the best point so far, the last one on F itself; none if the risk has no kinks.
+
+    If there was no time for all of them, all of them count as cut.
+    """
     risk, width, at, searches = exact.problem.risk, _WIDTH * fallen, best, []
     for _ in range(_RISKS):
         smooth = None if risk is None or width <= exact.rounding(best) else risk.smoothed(width)
@@ -32,4 +35,6 @@ def along_kinks(exact: Exact, best: Point, units: Units, fallen: float) -> list[
         if first is not None:
             searches.append(Search(exact, first, units, fallen))
             searches[-1].run()
+        for search in searches:
+            search.was_cut |= exact.is_over
     return searches
