@@ -56,7 +56,11 @@ def test_the_minimum_at_a_kink_is_found(risk, truth, monkeypatch):
     fallen = found.report.before - truth()
     assert abs(found.report.after - truth()) < 2e-4 * fallen
     assert not found.report.is_steep
-    monkeypatch.setattr(finish_module, "along_kinks", lambda *given: [])
+    assert not found.report.was_cut
+    cut = finish(problem, state, x0, Effort(12, 400))
+    assert isinstance(cut, Finished)
+    assert cut.report.was_cut
+    monkeypatch.setattr(finish_module, "along_kinks", lambda *given: ([], False))
     without = finish(problem, state, x0, Effort(12, 4000))
     assert isinstance(without, Finished)
     assert without.report.after > truth() + 0.01 * fallen

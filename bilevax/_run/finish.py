@@ -130,7 +130,7 @@ def finish(
     if not known:
         return Kept("lower problems could not be solved, neither where the run began nor where it ended")
     units = Units(known[-1], known[0])
-    searches, is_flat = _searched(exact, known, units, start, state.x)
+    searches, is_flat, was_cut = _searched(exact, known, units, start, state.x)
     highest = max(place.value for place in known)
     for search in sorted(searches, key=lambda one: one.best.value):
         best, gained = search.best, known[0].value - search.best.value
@@ -150,7 +150,7 @@ def finish(
             slope=min(units.share(point.slope) for point in near),
             falling=search.falling(fallen),
             is_endless=_falls_on(exact, best, start, fallen),
-            was_cut=search.was_cut,
+            was_cut=search.was_cut or was_cut,
             is_flat=is_flat,
         )
         if len(sample.judges):
@@ -161,8 +161,8 @@ def finish(
 
 def _searched(
     exact: Exact, known: list[Point], units: Units, start: np.ndarray, x: PyTree
-) -> tuple[list[Search], bool]:
-    """All searches, and whether F is flat where they led, with no time to look elsewhere."""
+) -> tuple[list[Search], bool, bool]:
+    """All searches; whether F is flat where they led, and kinks go on, with no time to look."""
     searches = [Search(exact, place, units) for place in known]
     for search in searches:
         search.run()
@@ -171,13 +171,15 @@ def _searched(
         best = min((search.best for search in searches), key=lambda one: one.value)
         return best, max(place.value for place in known) - best.value
 
-    searches += along_kinks(exact, least()[0], units, least()[1])
+    along, was_cut = along_kinks(exact, least()[0], units, least()[1])
+    searches += along
     elsewhere = Elsewhere(exact, start, [leaf.size for leaf in jax.tree.leaves(x)], least()[1])
     elsewhere.run(least()[0], units)
     if elsewhere.searches:
         searches += elsewhere.searches
-        searches += along_kinks(exact, least()[0], units, least()[1])
-    return searches, elsewhere.is_flat
+        along, was_cut = along_kinks(exact, least()[0], units, least()[1])
+        searches += along
+    return searches, elsewhere.is_flat, was_cut
 
 
 def _for_all_blocks(

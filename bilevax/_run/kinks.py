@@ -11,10 +11,10 @@ from bilevax._run.descent import Exact, Point, Search, Units
 _WIDTH, _NARROWER, _RISKS = 0.1, 0.3, 9  # of the decrease of F so far; than the risk before; how many
 
 
-def along_kinks(exact: Exact, best: Point, units: Units, fallen: float) -> list[Search]:
+def along_kinks(exact: Exact, best: Point, units: Units, fallen: float) -> tuple[list[Search], bool]:
     """Searches from the best point so far, the last one on F itself; none if the risk has no kinks.
 
-    If there was no time for all of them, all of them count as cut.
+    And whether there was no time for all of them.
     """
     risk, width, at, searches = exact.problem.risk, _WIDTH * fallen, best, []
     for _ in range(_RISKS):
@@ -35,6 +35,5 @@ def along_kinks(exact: Exact, best: Point, units: Units, fallen: float) -> list[
         if first is not None:
             searches.append(Search(exact, first, units, fallen))
             searches[-1].run()
-        for search in searches:
-            search.was_cut |= exact.is_over
-    return searches
+    has_kinks = risk is not None and fallen > 0 and risk.smoothed(_WIDTH * fallen) is not None
+    return searches, has_kinks and exact.is_over
