@@ -14,7 +14,7 @@ from bilevax._problem.stream import Stream
 from bilevax._problem.streamed import Streamed
 from bilevax._run.checkpoint import Checkpoint, CheckpointError
 from bilevax._run.chunks import advance
-from bilevax._run.finish import Finish
+from bilevax._run.finish_report import Finish
 from bilevax._run.history import History
 from bilevax._run.logs import JsonLines, Log, TensorBoard
 from bilevax._run.memory_estimate import MemoryEstimate, memory_estimate

@@ -11,7 +11,7 @@ import pytest
 
 import bilevax as bx
 from bilevax._run.descent import Exact
-from bilevax._run.finish import Effort, affordable_effort, finish
+from bilevax._run.finish import Effort, Finished, Kept, affordable_effort, finish
 from bilevax.testing import logistic_blocks, quadratic_blocks, ridge_blocks
 
 
@@ -104,7 +104,7 @@ def test_x_that_has_hardly_moved_is_no_obstacle():
     case = quadratic_blocks(m=6, d_x=3, d_y=3, rows=10)
     state = run(case, steps=20).state
     found = finish(case.problem, state, case.x0, Effort(6, 1000))
-    assert found is not None
+    assert isinstance(found, Finished)
     assert gap(case, found.x) < 1e-5
 
 
@@ -112,18 +112,18 @@ def test_the_search_ends_when_it_is_told_to_with_the_best_so_far():
     case = quadratic_blocks(m=6, d_x=3, d_y=3, rows=10, conditioning=30.0)
     state, looks = run(case, steps=20).state, iter(range(5))
     found = finish(case.problem, state, case.x0, Effort(6, 1000), lambda: next(looks, None) is None)
-    assert found is not None
+    assert isinstance(found, Finished)
     assert found.report.evaluations < 15
     assert found.report.after <= found.report.before
     assert found.report.falling > 0
-    assert finish(case.problem, state, case.x0, Effort(6, 1000), lambda: True) is None
+    assert isinstance(finish(case.problem, state, case.x0, Effort(6, 1000), lambda: True), Kept)
 
 
 def test_a_run_that_still_falls_when_its_evaluations_are_used_up_says_so():
     case = logistic_blocks(m=6, d_x=6, d_y=6, rows=30, conditioning=100.0)
     state = run(case, steps=20).state
     found = finish(case.problem, state, case.x0, Effort(6, 20))
-    assert found is not None
+    assert isinstance(found, Finished)
     assert found.report.falling > 0
     assert "steps=2000 instead of 500" in found.report.doubt(500)
 
@@ -149,7 +149,7 @@ def test_an_f_without_a_minimum_is_named():
     )
     state = bx.minimize(problem, jnp.ones(2), jnp.ones((4, 2)), steps=20, progress=None).state
     found = finish(problem, state, jnp.ones(2), Effort(4, 1000))
-    assert found is not None
+    assert isinstance(found, Finished)
     assert found.report.is_endless
     assert "no minimum" in found.report.doubt(500)
 
@@ -207,7 +207,7 @@ def test_what_a_sample_finds_is_near_the_minimum_for_all_blocks():
     case = quadratic_blocks(m=300, d_x=3, d_y=3, rows=20)
     state = run(case, steps=20).state
     found = finish(case.problem, state, case.x0, Effort(100, 1000))
-    assert found is not None
+    assert isinstance(found, Finished)
     assert found.report.judges == 100
     assert "on 100 other blocks" in str(found.report)
     assert gap(case, found.x) < 0.03
@@ -219,12 +219,12 @@ def test_a_search_on_a_sample_that_was_cut_says_so():
     state = run(case, steps=20).state
     x0 = case.x0 + 3
     found = finish(case.problem, state, x0, Effort(100, 35))
-    assert found is not None
+    assert isinstance(found, Finished)
     assert found.report.was_cut
     assert "steps=2000 instead of 500" in found.report.doubt(500)
-    for nearly in (60, 5000):
+    for nearly in (60, 600):
         found = finish(case.problem, state, x0, Effort(100, nearly))
-        assert found is not None
+        assert isinstance(found, Finished)
         assert not found.report.doubt(500)
 
 
@@ -239,17 +239,19 @@ def test_what_other_blocks_do_not_confirm_is_not_taken():
     x0 = jnp.zeros(count)
     state = bx.minimize(problem, x0, jnp.zeros((count, 1)), steps=20, progress=None).state
     state = eqx.tree_at(lambda one: one.x, state, x0)
-    assert finish(problem, state, x0, Effort(count, 1000)) is not None
-    assert finish(problem, state, x0, Effort(64, 1000)) is None
+    assert isinstance(finish(problem, state, x0, Effort(count, 1000)), Finished)
+    kept = finish(problem, state, x0, Effort(64, 1000))
+    assert isinstance(kept, Kept)
+    np.testing.assert_allclose(kept.y, 0, atol=1e-6)  # x0, not those of the state, which has moved
 
 
 def test_a_sample_does_not_move_an_x_that_is_best_already():
     case = ridge_blocks(m=300, d_x=3, d_y=3, rows=20)
     state = run(case, steps=20).state
     best = finish(case.problem, state, case.x0, Effort(300, 1000))
-    assert best is not None
+    assert isinstance(best, Finished)
     state = eqx.tree_at(lambda one: one.x, state, best.x)
-    assert finish(case.problem, state, case.x0, Effort(100, 1000)) is None
+    assert isinstance(finish(case.problem, state, case.x0, Effort(100, 1000)), Kept)
 
 
 def test_an_error_in_exact_steps_leaves_the_answer_of_the_run(monkeypatch):

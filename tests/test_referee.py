@@ -9,6 +9,7 @@ from test_verification import lagging
 
 import bilevax as bx
 from bilevax._run import referee as referee_module
+from bilevax._run.chunks import work_of_a_step
 from bilevax._run.referee import Referee
 
 pytestmark = pytest.mark.filterwarnings("ignore::bilevax.RecoveryWarning", "ignore::bilevax.AccuracyWarning")
@@ -89,7 +90,8 @@ def test_a_run_may_be_resumed_with_and_without_looks(tmp_path):
 def test_looks_are_a_small_part_of_the_work_and_the_last_changes_nothing():
     case = Quadratic(m=12, rows=10, d_y=3, d_x=3)
     state = bx.minimize(case.problem, case.x0, case.y0, steps=10, progress=None).state
-    referee = Referee(case.problem, case.x0, state)
+    step = work_of_a_step(case.problem, state)
+    referee = Referee(case.problem, case.x0, state, step)
     assert not referee.is_due(249)
     assert not referee.has_risen(state, final=True)
     assert (referee.last, referee.values.size) == (0, 0)
@@ -97,8 +99,8 @@ def test_looks_are_a_small_part_of_the_work_and_the_last_changes_nothing():
     assert (referee.last, referee.values.size) == (10, 12)
     exact = float(bx.objective(case.problem, state.x, case.y0))
     np.testing.assert_allclose(np.mean(referee.values), min(exact, referee.start), rtol=1e-4)
-    rare = Referee(case.problem, case.x0, state, matrices=0)
-    dense = Referee(case.problem, case.x0, state, matrices=1e6)
+    rare = Referee(case.problem, case.x0, state, step)
+    dense = Referee(case.problem, case.x0, state, 1e6 * step)
     assert [one.is_due(260) for one in (rare, dense)] == [False, True]
 
 
@@ -122,7 +124,7 @@ def test_an_objective_that_begins_at_zero_is_no_blow_up(method):
 def test_a_run_that_was_cut_short_says_so():
     case = Quadratic(m=12, rows=10, d_y=3, d_x=3)
     state = bx.minimize(case.problem, case.x0, case.y0, steps=10, progress=None).state
-    referee = Referee(case.problem, case.x0, state)
+    referee = Referee(case.problem, case.x0, state, work_of_a_step(case.problem, state))
     assert referee.still_falls(1000, 3.0) == ""
     referee.start, referee.seen = 10.0, [(100, 9.0), (600, 5.0), (900, 3.5)]
     said = referee.still_falls(1000, 3.0)
@@ -150,7 +152,9 @@ def test_blocks_that_are_hard_to_solve_are_looked_at_more_seldom(monkeypatch):
     state = bx.minimize(case.problem, case.x0, case.y0, steps=10, progress=None).state
     hard = lambda *given: solve(*given)._replace(steps=jnp.asarray(100_000))  # noqa: E731
     monkeypatch.setattr(referee_module, "solve_at", hard)
-    referee, resumed = (Referee(case.problem, case.x0, state) for _ in range(2))
+    referee, resumed = (
+        Referee(case.problem, case.x0, state, work_of_a_step(case.problem, state)) for _ in range(2)
+    )
     before = referee.pause
     referee.has_risen(state)
     assert referee.pause > 100 * before

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from bilevax._problem.smooth_risk import SmoothRisk, SmoothTail, SmoothWorst
 from bilevax._util import checks
 
 
@@ -66,6 +67,10 @@ class Risk(eqx.Module):
     @abc.abstractmethod
     def estimate(self, shared: Any) -> Array:
         """The risk itself."""
+
+    def smoothed(self, width: float) -> SmoothRisk | None:
+        """A risk near this one that is smooth over differences of f of some width; None if this one is."""
+        return None
 
     def of(self, values: Array, blocks: Array | None = None) -> Array:
         """The risk of the values of all blocks, or of some as if there were no others."""
@@ -125,6 +130,9 @@ class Cvar(Risk):
     def estimate(self, shared: Tail) -> Array:
         return shared.threshold + shared.excess / self.share
 
+    def smoothed(self, width: float) -> SmoothRisk | None:
+        return SmoothTail(jnp.asarray(width, float), self.share) if self.share < 1 else None
+
 
 class LogMean(NamedTuple):
     """What blocks share under a soft maximum.
@@ -166,6 +174,9 @@ class SoftMaximum(Risk):
 
     def estimate(self, shared: LogMean) -> Array:
         return self.temperature * shared.level
+
+    def smoothed(self, width: float) -> SmoothRisk | None:
+        return SmoothWorst(jnp.asarray(width, float)) if width > self.temperature else None
 
 
 class GroupMeans(NamedTuple):
@@ -216,6 +227,10 @@ class WorstGroup(Risk):
         present = jnp.maximum(jnp.sum(shared.counts > 0), 1)
         whole = jnp.sum(jnp.exp((shared.means - most) / self.temperature))
         return most + self.temperature * jnp.log(whole / present)
+
+    def smoothed(self, width: float) -> SmoothRisk | None:
+        smooth = self.temperature is not None and self.temperature >= width
+        return None if smooth else SmoothWorst(jnp.asarray(width, float), self.groups, self.count)
 
     def _parts(self, means: Array, counts: Array) -> Array:
         """The weights of the groups, which sum to one."""

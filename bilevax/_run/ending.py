@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from bilevax._problem.problem import Problem
 from bilevax._run.chunks import work_of_a_step
-from bilevax._run.finish import affordable_effort, finish
+from bilevax._run.finish import Finished, Kept, affordable_effort, finish
 from bilevax._run.interrupts import Interrupts
 from bilevax._run.knobs import Knobs
 from bilevax._run.outcome import Outcome
@@ -19,6 +19,7 @@ from bilevax._run.sharding import Shards
 from bilevax._run.stop import Stop
 from bilevax._run.trend import rise, still_falls
 from bilevax._run.verification import can_verify, verify
+from bilevax._run.work import whole_work_of_a_step
 from bilevax._step.pace import paces, shortest_window
 from bilevax._step.state import State
 from bilevax._util.trees import PyTree
@@ -63,20 +64,25 @@ def end(
         return reached, doubt
     with interrupts:
         found = verify(problem, reached.state, x0, solver=solver)
-        reached = dataclasses.replace(reached, verification=found)
         doubt = found.message or doubt
         if run.referee is not None and reached.outcome is Outcome.FINISHED:
             doubt = doubt or run.referee.still_falls(run.done, found.objective)
         until = time.monotonic() + (math.inf if stop.seconds is None else _LONGER * stop.seconds)
-        if _finishes(stop, problem, reached.state, solver) and not found.ill_posed:
+        if _finishes(stop, problem, reached.state, solver):
 
             def is_over() -> bool:
                 return interrupts.caught is not None or time.monotonic() > until
 
             share = 1.0 if stop.seconds is None else _IN_TIME
-            reached, doubt = _finished(problem, reached, x0, run.done, share, is_over, doubt)
+            work = share * run.done * whole_work_of_a_step(solver, problem, reached.state)
+            made = _exact_steps(problem, reached.state, x0, work, found.ill_posed, is_over)
+            reached, doubt = _with(made, reached, run.done, doubt)
+    # What is doubted is the answer that is returned.
+    reached = dataclasses.replace(reached, verification=dataclasses.replace(found, message=doubt))
     if interrupts.caught is not None:
         reached = dataclasses.replace(reached, outcome=Outcome.INTERRUPTED)
+        if reached.finish is not None:
+            reached = dataclasses.replace(reached, message=f"{reached.message}; exact steps were interrupted")
     return reached, doubt
 
 
@@ -87,28 +93,40 @@ def _finishes(stop: Stop, problem: Problem, state: State, solver: AbstractSolver
     return is_ours and stop.finish and stop.patience is None and not problem.random and int(state.step) > 0
 
 
-def _finished(
+def _exact_steps(
     problem: Problem,
-    reached: Result,
+    state: State,
     x0: PyTree,
-    steps: int,
-    share: float,
+    work: float,
+    ill_posed: bool,
     is_over: Callable[[], bool],
-    doubt: str,
-) -> tuple[Result, str]:
-    """The result after exact steps, where they are cheap, and what is to be doubted then."""
-    state = reached.state
-    effort = affordable_effort(problem, state, share * steps * work_of_a_step(problem, state))
+) -> Finished | Kept:
+    """What exact steps have made of the answer, where they are cheap."""
+    if ill_posed:
+        return Kept("y(x) is not unique")
+    effort = affordable_effort(problem, state, work)
+    if effort is None:
+        return Kept("they would be too long beside the run, or need too much memory")
     try:
-        found = finish(problem, state, x0, effort, is_over) if effort else None
+        return finish(problem, state, x0, effort, is_over)
     except Exception as error:  # too little memory, or a function that fails far from where the run was
-        why = f"exact steps at the end failed ({type(error).__name__}: {error})"
-        return reached, doubt or f"{why}; x and y are those of the last step"
-    if found is None:
-        return reached, doubt
-    message = f"{reached.message}; {found.report}"
-    after = dataclasses.replace(reached, x=found.x, y=found.y, finish=found.report, message=message)
-    return after, found.report.doubt(steps) or (doubt if found.report.is_steep else "")
+        return Kept(f"they failed ({type(error).__name__}: {error})", failed=True)
+
+
+def _with(made: Finished | Kept, reached: Result, steps: int, doubt: str) -> tuple[Result, str]:
+    """The result after exact steps, and what is to be doubted then."""
+    if isinstance(made, Kept):
+        y = reached.y if made.y is None else made.y
+        message = f"{reached.message}; no exact steps: {made.why}"
+        if made.failed and not doubt:
+            doubt = f"exact steps at the end were not taken: {made.why}; x and y are those of the last step"
+        return dataclasses.replace(reached, y=y, message=message), doubt
+    report, message = made.report, f"{reached.message}; {made.report}"
+    after = dataclasses.replace(reached, x=made.x, y=made.y, finish=report, message=message)
+    if report.is_steep and doubt and not report.doubt(steps):
+        found = f"where ‖∇F‖ is still {report.slope:.2g} times its largest value"
+        return after, f"exact steps found no less than F = {report.after:.4g}, {found}; before them: {doubt}"
+    return after, report.doubt(steps)
 
 
 def _went_back_often(reached: Result) -> str:

@@ -1,9 +1,10 @@
 """Exact steps at the end of a run whose blocks can be solved: L-BFGS from where the run has ended.
 
 A run follows x with lower variables that lag behind, and with steps that shrink. It comes near a minimum of
-F, and what is left is slow. Where all blocks together are so small that to solve them is a small part of the
-work of a run, F and ∇F can be had exactly, and some quasi-Newton steps do what thousands of steps would. F
-falls from each to the next, so that the answer is never worse than without.
+F, and what is left is slow. Where to solve all blocks together many times takes no longer than a run, F and
+∇F can be had exactly, and some quasi-Newton steps do what thousands of steps would. F falls from each to the
+next, so that the answer is never worse than without. What else may hide less is looked at then: kinks of a
+risk (`kinks`), and entries of x on which F hardly depends (`elsewhere`).
 
 Where all blocks are too many, a sample of them is solved. The minimum of their mean is near that of F, and
 it is taken if it is clearly better on other blocks as well.
@@ -20,85 +21,25 @@ import numpy as np
 
 from bilevax._problem.problem import Problem
 from bilevax._run.descent import Exact, Point, Search, Units, at_once
+from bilevax._run.elsewhere import Elsewhere
+from bilevax._run.finish_report import BEYOND, Finish
 from bilevax._run.held_out import divided, judged
+from bilevax._run.kinks import along_kinks
 from bilevax._step.state import State
 from bilevax._truth.few_blocks import work_of_a_newton_step
 from bilevax._truth.lower_solve import USUAL_STEPS
 from bilevax._util.trees import PyTree
 
-_SHARE = 0.5  # of the work of a run, at most
-_CHEAP = 2**31  # numbers read, up to which the work of the run does not matter
+_SHARE = 1.0  # of the work of a run, at most
+_CHEAP = 2**32  # numbers read, up to which the work of the run does not matter
 _ENTRIES = 2**22  # of x, of which L-BFGS keeps some twenty copies
 _SEARCH = 600  # Newton steps of a search that comes to its end, about
 _NEARLY, _FEWEST = 150, 25  # those that come near it, and those that are worth a try
 _SMALLEST = 64  # blocks of a sample
-_STEEP = 0.1  # ‖∇F‖, as a share of the largest one, above which x is no stationary point
-_FLAT = 0.003  # the same, below which little is left of F where a search on a sample is cut
+_NEAR = 1e-3  # of its decrease, by which F may be more at a point that says how steep it is
 _AGREE = 0.1  # of the decrease, by which F may differ if the blocks are solved from elsewhere
-_BEYOND, _ENDLESS = 10.0, 0.03  # times as far from x0: if F is lower there by such a share of its decrease
-
-
-@dataclasses.dataclass(frozen=True)
-class Finish:
-    """What exact steps at the end of a run have done.
-
-    Attributes:
-      evaluations: how often all blocks, or all of a sample, were solved on all their rows, for F and ∇F.
-      before: F where the run had ended; where it had begun, if F has no value at the end. After a search on a
-        sample of the blocks it is the mean over other blocks; likewise `after`.
-      after: F at the x that is returned; `before` if nothing less was found.
-      slope: ‖∇F‖ at the x that is returned, as a share of the larger one of those where the run began and
-        ended; entries of x are measured in units of their own. 1 if both are zero.
-      falling: the share of the decrease of F that came last, if F still fell fast when the search was cut;
-        else 0.
-      is_endless: whether F goes on falling far beyond the x that is returned.
-      was_cut: whether the search for less was ended while it still found less.
-      judges: how many blocks beside the sample were solved to compare both x; 0 if all blocks were searched.
-    """
-
-    evaluations: int
-    before: float
-    after: float
-    slope: float
-    falling: float
-    is_endless: bool = False
-    was_cut: bool = False
-    judges: int = 0
-
-    def __str__(self) -> str:
-        sample, judges = (" of a sample", f" on {self.judges} other blocks") if self.judges else ("", "")
-        change = f"F from {self.before:.4g} to {self.after:.4g}"
-        return f"{self.evaluations} exact evaluations{sample} took {change}{judges}"
-
-    @property
-    def is_steep(self) -> bool:
-        """Whether F is still steep where nothing less was found."""
-        return self.slope > _STEEP
-
-    def doubt(self, steps: int) -> str:
-        """What to say if x is still on its way after a run of some steps, or always will be; else nothing."""
-        if self.is_endless:
-            return (
-                f"F falls on {_BEYOND:.0f} times as far from x0 as exact steps have gone: it seems to have "
-                "no minimum. Bound x (bx.bounded), or add a regulariser to f, such as 1e-3 ‖x‖²"
-            )
-        if self.was_cut and self.judges and self.slope > _FLAT and not self.falling:
-            return (
-                "x may still be on its way: the search on a sample of the blocks was cut while it still "
-                f"found less: try steps={4 * steps} instead of {steps}, or standardise the data: units that "
-                "differ by orders of magnitude make it long"
-            )
-        if not self.falling and not (self.was_cut and self.is_steep):
-            return ""
-        what = (
-            f"{self.falling:.0%} of the decrease of F came in the last of"
-            if self.falling
-            else f"‖∇F‖ is still {self.slope:.2g} times its largest value after"
-        )
-        return (
-            f"x is still on its way: {what} {self.evaluations} exact evaluations: "
-            f"try steps={4 * steps} instead of {steps}"
-        )
+_ENDLESS = 0.03  # of its decrease, by which F must be lower far beyond x
+_NO_TIME = "there was no time"
 
 
 class Finished(NamedTuple):
@@ -113,6 +54,20 @@ class Finished(NamedTuple):
     x: PyTree
     y: PyTree
     report: Finish
+
+
+class Kept(NamedTuple):
+    """That the x of a run is its answer.
+
+    Attributes:
+      why: why exact steps have not changed it.
+      y: y(x); None if it is not known.
+      failed: whether an error has ended them.
+    """
+
+    why: str
+    y: PyTree | None = None
+    failed: bool = False
 
 
 class Effort(NamedTuple):
@@ -150,7 +105,7 @@ def finish(
     x0: PyTree,
     effort: Effort,
     is_over: Callable[[], bool] = lambda: False,
-) -> Finished | None:
+) -> Finished | Kept:
     """Minimises F with blocks solved: from the x of a state, and from x0, where F may have other minima.
 
     Args:
@@ -161,22 +116,22 @@ def finish(
       is_over: whether to stop now, with what was found so far.
 
     Returns:
-      What was found; None if there is no time, or if blocks cannot be solved, neither where the run began nor
-      where it ended, or not uniquely.
+      What was found; that x is kept if there is no time, or if blocks cannot be solved, neither where the run
+      began nor where it ended, or not uniquely.
     """
     problem, state = problem.without_centres(), state.settled
     sample = divided(problem.count, effort.blocks)
     exact = Exact(problem, state, sample.searched, effort.newton_steps, is_over)
     if exact.is_over:
-        return None
-    places = (exact(exact.flat(x), exact.tracked) for x in (state.x, x0))
+        return Kept(_NO_TIME)
+    start = exact.flat(x0)
+    places = [exact(at, exact.tracked) for at in (exact.flat(state.x), start)]
     known = [place for place in places if place is not None]
     if not known:
-        return None
+        return Kept("lower problems could not be solved, neither where the run began nor where it ended")
     units = Units(known[-1], known[0])
-    searches = [Search(exact, place, units) for place in known]
-    for search in searches:
-        search.run()
+    searches, is_flat, was_cut = _searched(exact, known, units, start, state.x)
+    highest = max(place.value for place in known)
     for search in sorted(searches, key=lambda one: one.best.value):
         best, gained = search.best, known[0].value - search.best.value
         # y(x) is not unique, or no solution, if blocks that are solved from elsewhere give another F.
@@ -184,37 +139,75 @@ def finish(
         off = [abs(other.value - best.value) for other in others if other is not None]
         if not (gained >= 0 and off and max(off) <= max(_AGREE * gained, exact.rounding(best))):
             continue
-        fallen = max(place.value for place in known) - best.value
-        falling, endless = search.falling(fallen), _falls_on(exact, best, exact.flat(x0), fallen)
-        slope = units.norm(best.slope) / units.steepest if units.steepest > 0 else 1.0
-        report = Finish(exact.count, known[0].value, best.value, slope, falling, endless, search.was_cut)
-        found = Finished(exact.unflat(best.at), best.y, report)
+        fallen = highest - best.value
+        # At a kink of a risk, the gradient on either side of it says nothing.
+        seen = [point for one in searches for point in (one.best, one.lowest)]
+        near = [point for point in seen if point.value <= best.value + _NEAR * fallen]
+        report = Finish(
+            exact.count,
+            known[0].value,
+            best.value,
+            slope=min(units.share(point.slope) for point in near),
+            falling=search.falling(fallen),
+            is_endless=_falls_on(exact, best, start, fallen),
+            was_cut=search.was_cut or was_cut,
+            is_flat=is_flat,
+        )
         if len(sample.judges):
-            found = _for_all_blocks(found, known[0], best, exact, state, sample.judges, is_over)
-        return found and found._replace(y=problem.view(found.y))
-    return None
+            return _for_all_blocks(report, known[0], best, exact, state, sample.judges, is_over)
+        return Finished(exact.unflat(best.at), problem.view(best.y), report)
+    return Kept("where F seemed to be less, y(x) is not unique: it depends on where a block is solved from")
+
+
+def _searched(
+    exact: Exact, known: list[Point], units: Units, start: np.ndarray, x: PyTree
+) -> tuple[list[Search], bool, bool]:
+    """All searches; whether F is flat where they led, and kinks go on, with no time to look."""
+    searches = [Search(exact, place, units) for place in known]
+    for search in searches:
+        search.run()
+
+    def least() -> tuple[Point, float]:
+        best = min((search.best for search in searches), key=lambda one: one.value)
+        return best, max(place.value for place in known) - best.value
+
+    along, was_cut = along_kinks(exact, least()[0], units, least()[1])
+    searches += along
+    elsewhere = Elsewhere(exact, start, [leaf.size for leaf in jax.tree.leaves(x)], least()[1])
+    elsewhere.run(least()[0], units)
+    if elsewhere.searches:
+        searches += elsewhere.searches
+        along, was_cut = along_kinks(exact, least()[0], units, least()[1])
+        searches += along
+    return searches, elsewhere.is_flat, was_cut
 
 
 def _for_all_blocks(
-    found: Finished,
+    report: Finish,
     ended: Point,
     best: Point,
     exact: Exact,
     state: State,
     judges: np.ndarray,
     is_over: Callable[[], bool],
-) -> Finished | None:
-    """What was found on a sample, with the y(x) of all blocks; None if it is not better on other blocks."""
-    values = judged(Exact(exact.problem, state, judges, USUAL_STEPS), ended.at, best.at)
-    if values is None or is_over():
-        return None
-    everywhere = Exact(exact.problem, state, np.arange(exact.problem.count), USUAL_STEPS)
-    whole = everywhere(best.at, everywhere.tracked)
-    report = dataclasses.replace(found.report, before=values.before, after=values.after, judges=len(judges))
-    return None if whole is None else Finished(found.x, whole.y, report)
+) -> Finished | Kept:
+    """What was found on a sample, if it is better on other blocks; with the y(x) of all blocks."""
+    problem = exact.problem
+    values = judged(Exact(problem, state, judges, USUAL_STEPS), ended.at, best.at)
+    if is_over():
+        return Kept(_NO_TIME)
+    everywhere = Exact(problem, state, np.arange(problem.count), USUAL_STEPS)
+    whole = everywhere((best if values else ended).at, everywhere.tracked)
+    y = whole and problem.view(whole.y)
+    if values is None:
+        return Kept("what they found on a sample of the blocks is not clearly better on others", y)
+    if whole is None:
+        return Kept("at the x that they found on a sample of the blocks, others could not be solved")
+    report = dataclasses.replace(report, before=values.before, after=values.after, judges=len(judges))
+    return Finished(exact.unflat(best.at), y, report)
 
 
 def _falls_on(exact: Exact, best: Point, start: np.ndarray, fallen: float) -> bool:
     """Whether F is clearly lower far beyond a point, as seen from where the run began."""
-    beyond = exact(start + _BEYOND * (best.at - start), best.y) if fallen > 0 else None
+    beyond = exact(start + BEYOND * (best.at - start), best.y) if fallen > 0 else None
     return beyond is not None and best.value - beyond.value > _ENDLESS * fallen

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import numpy as np
 
 from bilevax._problem.problem import Problem
-from bilevax._run.chunks import work_of_a_step
 from bilevax._run.verification import can_verify
+from bilevax._run.work import whole_work_of_a_step
 from bilevax._step.state import State
 from bilevax._truth.few_blocks import blocks_to_solve, solve_at, work_of_solving
 from bilevax._truth.lower_solve import USUAL_STEPS
@@ -25,7 +24,6 @@ _FIRST, _FARTHER = 250, 1.25  # steps from look to look: at least so many, and s
 _RISE = 0.01  # of the decrease of F so far
 _SURE = 1.5  # standard errors of the change of F, from block to block
 _LATE, _FAST = (0.5, 0.8), 0.2  # shares of the steps: a look there; of the decrease of F, since then
-_MANY = 1000  # steps, whose first pass is a small part of them
 _LEFT = 0.005  # of F, by which a further Newton step may change it
 
 
@@ -36,9 +34,7 @@ def make_referee(solver: AbstractSolver, problem: Problem, x0: PyTree, state: St
     """
     if problem.risk is not None or not can_verify(problem, state.y, np.inf):
         return None
-    asked = solver.count_oracles(problem, state.sampler, _MANY)
-    matrices = 0.0 if asked is None else asked.matrices / (_MANY * state.sampler.per_step)
-    return Referee(problem, x0, state, matrices)
+    return Referee(problem, x0, state, whole_work_of_a_step(solver, problem, state))
 
 
 class Referee:
@@ -48,7 +44,7 @@ class Referee:
       problem: the problem.
       x0: where x starts.
       state: a copy of the state before the first step.
-      matrices: how many Hessians a step makes of a block.
+      work: how many numbers a step reads.
 
     Attributes:
       best: a copy of the state with the least F so far.
@@ -59,15 +55,14 @@ class Referee:
       seen: the steps of all looks that count, each with the mean of F there.
     """
 
-    def __init__(self, problem: Problem, x0: PyTree, state: State, matrices: float = 0):
+    def __init__(self, problem: Problem, x0: PyTree, state: State, work: float):
         self.problem, self.x0, self.best = problem.without_centres(), x0, state
         self.blocks = blocks_to_solve(self.problem)
         self.values, self.start, self.last = np.zeros(0), np.nan, 0
         self.seen: list[tuple[int, float]] = []
-        work = work_of_solving(self.problem, self.blocks.size, state.y)
-        passes = 1 + matrices * sum(leaf[0].size for leaf in jax.tree.leaves(state.y))
+        solving = work_of_solving(self.problem, self.blocks.size, state.y)
         # In steps, as long as it takes to solve the blocks, if they are as hard as is usual.
-        self._usual = work / (_SHARE * passes * work_of_a_step(problem, state))
+        self._usual = solving / (_SHARE * work)
         self.pause = max(_FIRST, self._usual)
 
     def is_due(self, step: int) -> bool:

@@ -19,7 +19,7 @@ from bilevax._run.checkpoint_store import CheckpointStore
 from bilevax._run.chunks import Sizes, compiled_chunk, looked_at, work_of
 from bilevax._run.divergence import describe, fault
 from bilevax._run.feeding import Feed
-from bilevax._run.finish import Finish
+from bilevax._run.finish_report import Finish
 from bilevax._run.history import History
 from bilevax._run.interrupts import Interrupts
 from bilevax._run.outcome import Outcome
@@ -67,12 +67,13 @@ class Result:
     Attributes:
       x: the upper variable at the end, after exact steps if there were any (`finish`); its average, if the
         solver's upper step is `averaged`.
-      y: the lower variables at the end, caught up; a dict if the levels have names. After exact steps they
-        are y(x). Else they follow `state.x`; for those of an average, `solve_lower(problem, result.x)`.
+      y: the lower variables at the end, caught up; a dict if the levels have names. After exact steps, or
+        where these kept x and have solved all blocks, they are y(x). Else they follow `state.x`; for those of
+        an average, `solve_lower(problem, result.x)`.
       state: the whole state, from which `advance` can go on.
       history: what was measured; `history["objective"]` is an array, `history.frame()` a pandas frame.
       outcome: why the run ended.
-      message: the same in a sentence.
+      message: the same in a sentence, and what exact steps did, or why there were none.
       best: the best iterate by the metric that `patience` watches.
       oracles: the gradients, products, matrices and rows that the run has asked for since its start; None
         for a solver that does not say what it asks for.
@@ -81,7 +82,7 @@ class Result:
       settings: what was given and what was chosen: solver, coefficients, sampling, key and steps.
       recoveries: where the run began to blow up and went back (see `Stop`).
       verification: a few blocks solved exactly where the run ended, before exact steps, as `verify` does;
-        None if that was not done.
+        None if that was not done. Its message is what is to be doubted of x and y here.
       finish: what exact steps at the end did (see `Stop`); None if there were none.
     """
 

@@ -31,7 +31,7 @@ class Stop:
         trusted (see `verify`); left out, runs of 500 steps or more are verified, unless the blocks have so
         many rows that this would be a large part of the run.
       finish: at the end, solve all blocks, and go on with exact gradients (L-BFGS) while that lowers F, where
-        this takes half of the work of the run at most, or some seconds, and a tenth of `seconds`. Where all
+        this takes as long as the run at most, or some ten seconds, and a tenth of `seconds`. Where all
         blocks are too many, do so with a sample of them, and go there if F is clearly less on other blocks,
         too. It is done where the run is verified, the upper step was left out, and there is no `patience`;
         `result.finish` says what it did. False leaves x and y where the last step has brought them.

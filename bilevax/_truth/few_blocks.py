@@ -33,6 +33,7 @@ from bilevax._util.trees import PyTree, combine, norm
 
 _ENTRIES = 2**22  # of the rows of all blocks that are solved at once
 _PASSES = 20  # over them, about: Newton steps, whose Hessians are products of matrices
+_CALLS = 20  # of the program for some blocks, about, by a run that is looked at and made exact
 _CHEAP = 2**18  # numbers in the rows of all blocks together
 _FEWEST, _MOST = 32, 1024  # blocks
 _FEWEST_OF_A_RISK = 512  # a few blocks say nothing about a tail or a rare group
@@ -111,7 +112,7 @@ def solve_few(
     weights: Array | None = None,
 ) -> Truth:
     """Solves some blocks at x: see `_solve_few`; compiled once for all x of the same shapes."""
-    work = _PASSES * blocks.size * _entries_of_a_block(problem)
+    work = _CALLS * _PASSES * blocks.size * _entries_of_a_block(problem)
     return _compiled(problem, x, y, v, blocks, weights, work=work)
 
 
