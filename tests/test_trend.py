@@ -46,6 +46,20 @@ def test_a_history_that_fell_and_is_flat_now_is_at_its_noise_floor():
     assert estimate(100 * np.exp(-ENTRIES / 5) + 1 + 0.05 * noise(0)).trend == "no longer improving"
 
 
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+def test_a_steep_fall_with_swings_still_improves(scale):
+    swings = 8 * np.exp(-(((ENTRIES - 82) / 3) ** 2)) + 4 * np.exp(-(((ENTRIES - 73) / 2) ** 2))
+    falling = 28 - 0.2 * ENTRIES
+    assert estimate(scale * (falling + swings)).trend == "improving"
+    assert estimate(scale * swings).trend == "no longer improving"
+
+
+@pytest.mark.parametrize("fallen", [0.1, 1.0, 10.0])
+def test_a_history_that_fell_long_ago_rarely_seems_to_improve(fallen):
+    found = [estimate(fallen * (ENTRIES < 40) + 0.1 * noise(seed)) for seed in range(300)]
+    assert np.mean([one.trend == "no longer improving" for one in found]) >= 0.95
+
+
 def test_a_fall_without_noise_improves_even_if_it_is_fast():
     assert estimate(2.0**-ENTRIES).trend == "improving"
     assert estimate(1 / (1 + ENTRIES)).trend == "improving"

@@ -9,6 +9,7 @@ import numpy as np
 
 _FEWEST = 8  # entries in a window
 _CLEAR = 3.0  # standard errors between two windows that differ
+_LIKELY, _STEEP = 1.5, 0.1  # standard errors, and the share of all that f has fallen by, in a quarter
 _DIGITS = 1e-4  # of F, below which a change does not show in what is printed
 _MOST_ALIKE = 0.9  # correlation of neighbours
 _WINDOWS, _RISEN = 10, 0.05  # in a history; of the decrease of f, which it has lost again
@@ -74,7 +75,7 @@ def estimate(values: Sequence[float]) -> Estimate:
         return Estimate(value, error, "steady")
     # Windows that do not overlap differ, whatever their errors: a fast fall is no straight line.
     apart = latest.max() < before.min() or latest.min() > before.max()
-    if abs(fall) <= noise and not apart:
+    if abs(fall) <= noise and not apart and not _is_steep(known[:window], fall, noise, value, error):
         return Estimate(value, error, _LEVEL)
     return Estimate(value, error, "improving" if fall > 0 else "rising")
 
@@ -128,6 +129,17 @@ def still_falls(values: Sequence[float]) -> float:
         return 0.0
     ratio = min(_STEADY, fall / (half - before)) if half > before else _STEADY
     return fall / whole if fall * ratio / (1 - ratio) > _TO_COME * whole else 0.0
+
+
+def _is_steep(first: np.ndarray, fall: float, noise: float, value: float, error: float) -> bool:
+    """Whether f, which has certainly fallen since the first entries, has probably gone on to.
+
+    Where x overshoots now and then, f swings by more than noise, and the errors are as large as the fall.
+    """
+    value_first, error_first = _mean(first)
+    fallen = value_first - value
+    certain = fallen > _CLEAR * float(np.hypot(error, error_first))
+    return certain and fall > max(_STEEP * fallen, _LIKELY / _CLEAR * noise)
 
 
 def _mean(values: np.ndarray) -> tuple[float, float]:
