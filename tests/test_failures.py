@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -181,13 +182,16 @@ SIGNALLED = """
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_within_a_chunk_ends_it_saves_and_returns(number, tmp_path):
+def test_a_signal_within_a_chunk_ends_it_saves_and_returns(number, tmp_path, monkeypatch):
     process = python(SIGNALLED.format(folder=str(tmp_path), number=int(number), times=1))
     out, errors = process.communicate()
     assert process.returncode == 0, errors
     outcome, step = out.split()
     assert outcome == "interrupted"
     assert int(step) >= 20_000, "the chunk was not finished"
+    # A run that is meant to be long is optimised, which may change its last digits: so are these two.
+    monkeypatch.setattr("bilevax._run.run.work_of", lambda *given: math.inf)
+    monkeypatch.setattr("bilevax._run.chunks.work_of", lambda *given: math.inf)
     arguments = {"steps": int(step) + 7, "every": 10**8}
     same_bits(run(**arguments), run(**arguments, checkpoint=tmp_path, resume=True))
 
