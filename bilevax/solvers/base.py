@@ -143,7 +143,7 @@ class AbstractSolver(eqx.Module):
 def _methods_with(option: str, base: type[AbstractSolver]) -> set[str]:
     """The names of the library's methods that have an option."""
     found = [name for one in base.__subclasses__() for name in _methods_with(option, one)]
-    is_ours = base.__module__.startswith("bilevax.") and not base.__name__.startswith("_")
+    is_ours = base.__module__.startswith("bilevax.solvers.") and not base.__name__.startswith("_")
     has_it = not inspect.isabstract(base) and option in inspect.signature(base.__init__).parameters
     return {*found, base.__name__} if is_ours and has_it else {*found}
 
