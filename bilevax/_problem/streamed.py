@@ -59,8 +59,8 @@ class Streamed(Rows):
 
     A `batch_size` must be given. The estimators start from zero (`initial_batch_size=0`), and means without
     y0 from what step 0 sees on average; what else looks at rows before the first step looks at those of
-    step 0. Whatever needs all rows (the diagnostics, `verify`,
-    `BlockPAGE`, `BlockSAGA`) raises, and so do a risk, a mesh, `sweep`, `tune` and `advance`.
+    step 0. Whatever needs all rows (the diagnostics, `verify`, `BlockPAGE`, `BlockSAGA`) raises, and so do a
+    risk, a mesh, `sweep`, `tune` and `advance`.
 
     Example:
       >>> import bilevax as bx, jax, jax.numpy as jnp, numpy as np
